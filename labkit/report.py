@@ -1,0 +1,165 @@
+"""What a recipe costs: plain data that both oracles, the measuring and the predicting one, return.
+
+Bytes and counts are integers, times are every raw value in seconds, and ``None`` means "not
+measured": no field ever holds a zero that nobody measured.
+"""
+
+from dataclasses import asdict, dataclass, field
+from statistics import median, quantiles
+
+from labkit.recipe import Recipe
+
+STATUSES = ("ok", "out_of_memory", "skipped", "error", "interrupted")
+PHASES = ("before", "forward", "backward", "optimizer")
+OWNERS = ("weights", "gradients", "optimizer_state", "inputs", "activations")
+
+
+@dataclass
+class Memory:
+    """Bytes of one optimizer step.
+
+    ``by_phase`` holds the largest number of bytes alive in each phase, and what was alive before
+    the step. ``by_owner`` says who holds the peak: parameters and buffers, gradients, optimizer
+    state, the batch, and everything else (``activations``: saved for backward, and temporaries).
+    Its values add up to ``peak_allocated_bytes``. ``timeline`` is (bytes alive, phase) after each
+    allocation or free, thinned so that every peak stays.
+    """
+
+    peak_allocated_bytes: int
+    by_phase: dict[str, int]
+    by_owner: dict[str, int]
+    peak_reserved_bytes: int | None = None  # CUDA's caching allocator; no such thing on a CPU
+    process_bytes: int | None = None  # resident set on a CPU, the process's share of a card
+    state_bytes: dict[str, int] = field(default_factory=dict)  # alive between steps, by owner
+    timeline: list[tuple[int, str]] = field(default_factory=list)
+
+
+@dataclass
+class Report:
+    """The cost of one recipe, with everything needed to say where the figures come from."""
+
+    recipe: Recipe
+    oracle: str = "measured"
+    status: str = "ok"
+    reason: str = ""  # why the status is not ok
+    memory: Memory | None = None
+    step_seconds: list[float] = field(default_factory=list)
+    data_seconds: list[float] = field(default_factory=list)  # part of a step: making its batch
+    real_tokens: list[int] = field(default_factory=list)  # of each timed step, without padding
+    computed_tokens: list[int] = field(default_factory=list)  # of each timed step, with padding
+    losses: list[float] = field(default_factory=list)  # of every step, from the first on
+    skipped_steps: int = 0  # GradScaler found an infinity and did not update
+    layer_forwards: float | None = None  # runs of each layer per micro-batch; 2 = recomputed
+    trainable: dict[str, int] = field(default_factory=dict)  # parameters: lora, head, base
+    compile: dict | None = None  # first_step_seconds, graphs, recompilations
+    precision: dict[str, str] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+    model: dict = field(default_factory=dict)
+    data: dict = field(default_factory=dict)
+    machine: dict = field(default_factory=dict)
+
+    @property
+    def ok(self) -> bool:
+        return self.status == "ok"
+
+    @property
+    def median_step_seconds(self) -> float | None:
+        return median(self.step_seconds) if self.step_seconds else None
+
+    @property
+    def real_tokens_per_second(self) -> float | None:
+        """Real tokens per second over the timed steps; padding is not counted."""
+        if not self.step_seconds:
+            return None
+        return sum(self.real_tokens) / sum(self.step_seconds)
+
+    def to_dict(self) -> dict:
+        return asdict(self) | {"recipe": self.recipe.to_dict()}
+
+    @classmethod
+    def from_dict(cls, values: dict) -> "Report":
+        memory = values.get("memory")
+        if memory is not None:
+            memory = Memory(**memory)
+            memory.timeline = [(alive, phase) for alive, phase in memory.timeline]
+        return cls(**{**values, "recipe": Recipe.from_dict(values["recipe"]), "memory": memory})
+
+
+@dataclass
+class Comparison:
+    """A ladder step (``after``) against the step before it, from one session.
+
+    ``before`` is ``None`` for the first step. Timed steps of the two alternate, so
+    ``before.step_seconds[i]`` and ``after.step_seconds[i]`` ran next to each other.
+    """
+
+    after: Report
+    before: Report | None = None
+
+    @property
+    def speed_ratios(self) -> list[float]:
+        """Of each pair of neighbouring timed steps: how many times faster ``after`` is."""
+        if self.before is None:
+            return []
+        return [
+            b / a
+            for b, a in zip(self.before.step_seconds, self.after.step_seconds, strict=False)
+        ]
+
+    @property
+    def speed_ratio(self) -> float | None:
+        """The median of ``speed_ratios``; above 1 the step is faster than the one before."""
+        return median(self.speed_ratios) if self.speed_ratios else None
+
+    @property
+    def speed_ratio_spread(self) -> tuple[float, float] | None:
+        """First and third quartile of ``speed_ratios``."""
+        if len(self.speed_ratios) < 2:
+            return None
+        first, _, third = quantiles(self.speed_ratios, n=4, method="inclusive")
+        return first, third
+
+    @property
+    def peak_change_bytes(self) -> int | None:
+        """Peak after minus peak before."""
+        if self.before is None or self.before.memory is None or self.after.memory is None:
+            return None
+        return self.after.memory.peak_allocated_bytes - self.before.memory.peak_allocated_bytes
+
+    @property
+    def steps_until_paid(self) -> float | None:
+        """Steps after which compiling has paid for itself; infinite when it never does.
+
+        Compiling costs the first step's seconds more than an ordinary step and saves the
+        difference of the two medians on each later one.
+        """
+        if not self.after.compile or not self.speed_ratios:
+            return None
+        saved = self.before.median_step_seconds - self.after.median_step_seconds
+        cost = self.after.compile["first_step_seconds"] - self.after.median_step_seconds
+        return cost / saved if saved > 0 else float("inf")
+
+    def to_dict(self) -> dict:
+        return {
+            "after": self.after.to_dict(),
+            "before": self.before.to_dict() if self.before else None,
+        }
+
+    @classmethod
+    def from_dict(cls, values: dict) -> "Comparison":
+        before = values["before"]
+        return cls(
+            after=Report.from_dict(values["after"]),
+            before=Report.from_dict(before) if before else None,
+        )
+
+
+def format_bytes(count: int | None) -> str:
+    """Bytes for people: ``1.50 GiB``, ``12.3 MiB``, ``640 B``; ``not measured`` for None."""
+    if count is None:
+        return "not measured"
+    for unit, size in (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
+        if abs(count) >= size:
+            digits = 2 if unit == "GiB" else 1
+            return f"{count / size:,.{digits}f} {unit}"
+    return f"{count} B"
