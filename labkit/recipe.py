@@ -55,7 +55,7 @@ class Recipe:
     autocast: str = _field("none", "Dtype that matrix products are computed in, or none.")
     train_base: bool = _field(
         False,
-        "Base parameters keep requires_grad: gradients are computed and kept, never applied.",
+        "Base parameters get gradients, which are kept and never applied.",
     )
     checkpoint_every: int = _field(
         0, "Recompute activations in backward: 0 off, 1 every layer, n every n-th layer."
@@ -63,7 +63,7 @@ class Recipe:
     compile: str = _field("none", "torch.compile mode, or none.")
     cached: bool = _field(False, "Read token ids from a cache, not tokenise inside the loop.")
     padding: str = _field(
-        "longest", "Pad to the longest pair of the batch, or to max_length (max)."
+        "longest", "Pad to the longest pair of the batch, or to max_length: max."
     )
     lora_rank: int = _field(8, "Rank of the LoRA matrices.")
     lora_alpha: int = _field(16, "LoRA scale: the update is multiplied by alpha / rank.")
@@ -83,7 +83,7 @@ class Recipe:
             value = getattr(self, name)
             if type(value) is not int or value < smallest:
                 raise RecipeError(
-                    f"{name} must be a whole number of at least {smallest}, not {value!r}."
+                    f"{name} must be a whole number, at least {smallest}, not {value!r}."
                 )
         for name, allowed in CHOICES.items():
             if getattr(self, name) not in allowed:
@@ -92,13 +92,11 @@ class Recipe:
                 )
         for name in ("train_base", "cached"):
             if type(getattr(self, name)) is not bool:
-                raise RecipeError(f"{name} must be true or false, not {getattr(self, name)!r}.")
+                raise RecipeError(f"{name} must be true or false, not {getattr(self, name)}.")
         if not self.model or not isinstance(self.model, str):
-            raise RecipeError(
-                "model must name a geometry, a folder, a config.json or a hub id."
-            )
+            raise RecipeError("model must be a geometry, a folder, a config.json or a hub id.")
         if not 0 <= self.lora_dropout < 1:
-            raise RecipeError(f"lora_dropout must be in [0, 1), not {self.lora_dropout!r}.")
+            raise RecipeError(f"lora_dropout must be in [0, 1), not {self.lora_dropout}.")
         if not 0 < self.learning_rate < 1:
             raise RecipeError(
                 f"learning_rate must be between 0 and 1, not {self.learning_rate!r}."

@@ -1,4 +1,4 @@
-"""What a recipe costs: plain data that both oracles, the measuring and the predicting one, return.
+"""What a recipe costs: plain data that both oracles, measuring and predicting, return.
 
 Bytes and counts are integers, times are every raw value in seconds, and ``None`` means "not
 measured": no field ever holds a zero that nobody measured.
@@ -18,11 +18,12 @@ OWNERS = ("weights", "gradients", "optimizer_state", "inputs", "activations")
 class Memory:
     """Bytes of one optimizer step.
 
-    ``by_phase`` holds the largest number of bytes alive in each phase, and what was alive before
-    the step. ``by_owner`` says who holds the peak: parameters and buffers, gradients, optimizer
-    state, the batch, and everything else (``activations``: saved for backward, and temporaries).
-    Its values add up to ``peak_allocated_bytes``. ``timeline`` is (bytes alive, phase) after each
-    allocation or free, thinned so that every peak stays.
+    ``by_phase`` holds the largest number of bytes alive in each phase, and what was alive
+    before the step. ``by_owner`` says who holds the peak: weights (parameters and buffers),
+    gradients, optimizer state, inputs (the batch), and everything else (``activations``: saved
+    for backward, and temporaries); its values add up to ``peak_allocated_bytes``.
+    ``state_bytes`` is what lives from step to step, by owner. ``timeline`` is (bytes alive,
+    phase) after each allocation or free, thinned so that the peak stays.
     """
 
     peak_allocated_bytes: int
@@ -32,6 +33,7 @@ class Memory:
     process_bytes: int | None = None  # resident set on a CPU, the process's share of a card
     state_bytes: dict[str, int] = field(default_factory=dict)  # alive between steps, by owner
     timeline: list[tuple[int, str]] = field(default_factory=list)
+    method: str = ""  # what the bytes were taken from
 
 
 @dataclass
@@ -60,10 +62,12 @@ class Report:
 
     @property
     def ok(self) -> bool:
+        """Whether every figure was taken."""
         return self.status == "ok"
 
     @property
     def median_step_seconds(self) -> float | None:
+        """Median of the timed steps, in seconds."""
         return median(self.step_seconds) if self.step_seconds else None
 
     @property
@@ -74,10 +78,12 @@ class Report:
         return sum(self.real_tokens) / sum(self.step_seconds)
 
     def to_dict(self) -> dict:
+        """Plain values for JSON."""
         return asdict(self) | {"recipe": self.recipe.to_dict()}
 
     @classmethod
     def from_dict(cls, values: dict) -> "Report":
+        """The value that ``to_dict`` gave."""
         memory = values.get("memory")
         if memory is not None:
             memory = Memory(**memory)
@@ -140,6 +146,7 @@ class Comparison:
         return cost / saved if saved > 0 else float("inf")
 
     def to_dict(self) -> dict:
+        """Plain values for JSON."""
         return {
             "after": self.after.to_dict(),
             "before": self.before.to_dict() if self.before else None,
@@ -147,6 +154,7 @@ class Comparison:
 
     @classmethod
     def from_dict(cls, values: dict) -> "Comparison":
+        """The value that ``to_dict`` gave."""
         before = values["before"]
         return cls(
             after=Report.from_dict(values["after"]),

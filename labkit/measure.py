@@ -1,0 +1,264 @@
+"""Measures what a recipe costs on this machine: exact bytes, and times of interleaved steps."""
+
+import gc
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from itertools import islice
+from pathlib import Path
+
+import torch
+
+from labkit.data import Pairs
+from labkit.machine import machine_facts
+from labkit.memory import measure_memory
+from labkit.model_source import find_model
+from labkit.precision import choose_precision
+from labkit.recipe import Recipe
+from labkit.report import Comparison, Report
+from labkit.step import CompilerMissing, TrainingStep, build_step, count_layer_forwards
+from labkit.tokens import Batch, batches, load_tokenizer
+from labkit.trainable import check_gradients, trainable_parameters
+
+COUNTED_PAIRS = 2  # enough to see how often a layer runs
+
+
+def default_device() -> torch.device:
+    """The accelerator of this machine if it has one, else the CPU."""
+    return torch.accelerator.current_accelerator(check_available=True) or torch.device("cpu")
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether an error means that memory ran out: on a card, or in the CPU's allocator."""
+    return isinstance(error, (torch.OutOfMemoryError, MemoryError)) or (
+        isinstance(error, RuntimeError) and "can't allocate memory" in str(error)
+    )
+
+
+class Trial:
+    """One recipe being measured: its step, its batches, and the report they fill."""
+
+    def __init__(
+        self,
+        recipe: Recipe,
+        pairs: Pairs,
+        device: torch.device,
+        *,
+        steps: tuple[int, int],
+        cache_folder: Path | None,
+        emulate: bool,
+        progress: Callable[[str], None],
+    ) -> None:
+        self.recipe, self.device, self.progress = recipe, device, progress
+        self.warmup_steps, self.timed_steps = steps
+        self.source = find_model(recipe.model)
+        self.precision = choose_precision(recipe, device, emulate=emulate)
+        self.tokenizer = load_tokenizer(recipe.model)
+        self.stream = lambda: batches(recipe, pairs, self.tokenizer, cache_folder=cache_folder)
+        self.step: TrainingStep | None = None
+        self.calls = 0
+        self.report = Report(
+            recipe=recipe,
+            precision=self.precision.to_dict(),
+            model=self.source.facts(),
+            data=pairs.facts(),
+            machine=machine_facts(device.type),
+        )
+        if self.precision.reason:
+            self.report.notes.append(self.precision.reason)
+
+    def attempt(self, work: Callable[[], None]) -> None:
+        """Do a part of the work; running out of memory or of a compiler is a result of it."""
+        if not self.report.ok:
+            return
+        try:
+            work()
+        except CompilerMissing as error:
+            self.report.status, self.report.reason = "skipped", str(error)
+        except (RuntimeError, MemoryError) as error:
+            if not is_out_of_memory(error):
+                raise
+            reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+            if self.report.memory is None:
+                self.report.status, self.report.reason = "out_of_memory", reason
+            else:  # its bytes were taken while it was alone
+                self.report.step_seconds.clear()
+                self.report.notes.append(
+                    f"not timed: out of memory beside the other recipe ({reason})"
+                )
+                self.release()
+        if not self.report.ok:
+            self.release()
+
+    def prepare(self) -> None:
+        """Build the step and warm it up, so that every shape of the timed steps was seen."""
+        self.progress("building the model")
+        self.step = build_step(
+            self.recipe,
+            self.source,
+            self.precision,
+            self.device,
+            pad_token_id=self.tokenizer.pad_token_id,
+        )
+        self.calls = 0
+        self.report.losses = []
+        self.report.trainable = trainable_parameters(self.step.model)
+        planned = list(islice(self.stream(), self.warmup_steps + self.timed_steps))
+        probe = planned[0].split(max(1, len(planned[0].labels) // COUNTED_PAIRS))[0]
+        self.report.layer_forwards = count_layer_forwards(self.step, probe.to(self.device))
+
+        graphs, seen = _graphs_compiled(), set()
+        for index, batch in enumerate(planned):
+            shapes = {part.input_ids.shape for part in batch.split(self.recipe.micro_batches)}
+            if index >= self.warmup_steps and shapes <= seen:
+                continue
+            compiles = self.recipe.compile != "none" and not shapes <= seen
+            self.progress(f"warm-up step {index + 1}{', compiling' * compiles}")
+            seconds = self._run(iter([batch]))
+            if not seen:
+                first_step_seconds = seconds
+                check_gradients(self.step.model)
+            seen |= shapes
+        if self.recipe.compile != "none" and self.report.compile is None:
+            self.report.compile = {
+                "first_step_seconds": first_step_seconds,
+                "graphs": _graphs_compiled() - graphs,
+                "recompilations_while_timed": 0,
+            }
+        self.largest = max(planned, key=lambda batch: batch.input_ids.numel())
+
+    def observe_memory(self) -> None:
+        """Take the bytes of one warm step, on the largest batch of those that will be timed."""
+        self.progress("recording allocations of one step")
+        torch.manual_seed(self.recipe.seed)
+        self.report.memory = measure_memory(self.step, self.largest.to(self.device))
+
+    def start_timing(self) -> None:
+        """Open the stream of batches that the timed steps draw from."""
+        self.timed_batches = islice(self.stream(), self.warmup_steps, None)
+
+    def time_step(self) -> None:
+        """One timed step, the making of its batch included."""
+        if self.step is None:
+            return
+        graphs = _graphs_compiled()
+        self._run(self.timed_batches, timed=True)
+        if self.report.compile is not None:
+            self.report.compile["recompilations_while_timed"] += _graphs_compiled() - graphs
+        self.report.skipped_steps = self.step.skipped_steps
+
+    def _run(self, source: Iterator[Batch], *, timed: bool = False) -> float:
+        """Seconds of one step on the next batch of ``source``, from the pairs to the update."""
+        torch.manual_seed(
+            self.recipe.seed + self.calls
+        )  # dropout does not depend on neighbours
+        self.calls += 1
+        start = time.perf_counter()
+        batch = next(source)
+        made = time.perf_counter()
+        loss = self.step(batch.to(self.device))  # reading the loss waits for the device
+        seconds = time.perf_counter() - start
+        self.report.losses.append(loss)
+        if timed:
+            self.report.step_seconds.append(seconds)
+            self.report.data_seconds.append(made - start)
+            self.report.real_tokens.append(batch.real_tokens)
+            self.report.computed_tokens.append(batch.input_ids.numel())
+        return seconds
+
+    def release(self) -> None:
+        """Give the step's memory back."""
+        self.step = None
+        gc.collect()
+        if self.device.type != "cpu":
+            torch.get_device_module(self.device).empty_cache()
+
+
+def _time(trials: list[Trial], timed_steps: int, progress: Callable[[str], None]) -> None:
+    """Alternate the timed steps of the trials."""
+    for trial in trials:
+        trial.attempt(trial.start_timing)
+    for index in range(timed_steps):
+        progress(f"timed step {index + 1} of {timed_steps}")
+        for trial in trials if index % 2 == 0 else reversed(trials):
+            trial.attempt(trial.time_step)
+
+
+def _graphs_compiled() -> int:
+    """Graphs that torch.compile has made in this process so far."""
+    return torch._dynamo.utils.counters["stats"]["unique_graphs"]
+
+
+def measure(recipe: Recipe, pairs: Pairs, **options) -> Report:
+    """Measure one recipe; the options are those of ``compare``."""
+    return compare(None, recipe, pairs, **options).after
+
+
+def compare(
+    before: Recipe | None,
+    after: Recipe,
+    pairs: Pairs,
+    *,
+    device: torch.device | str | None = None,
+    warmup_steps: int = 2,
+    timed_steps: int = 8,
+    cache_folder: Path | None = None,
+    emulate: bool = False,
+    progress: Callable[[str], None] = lambda text: None,
+) -> Comparison:
+    """Measure a recipe against the one before it, in one session.
+
+    Bytes are taken of each recipe alone. Then the timed steps of the two alternate, and which
+    of them goes first alternates too, so that a machine that slows down slows both.
+
+    Args:
+        before: ``None`` measures ``after`` alone.
+        warmup_steps: Untimed steps of each, at least 1: the first creates optimizer state.
+        timed_steps: Timed steps of each, at least 3, so that a median means something.
+        cache_folder: Where recipes with ``cached`` keep token ids.
+        emulate: Use number formats that the hardware only imitates.
+        progress: Told what is being done.
+
+    Returns:
+        Both reports; one that ran out of memory or was skipped says so in its status.
+
+    Raises:
+        ValueError: ``warmup_steps < 1`` or ``timed_steps < 3``, or what the parts raise about a
+            model, a tokenizer or the data.
+    """
+    if warmup_steps < 1:
+        raise ValueError(f"warmup_steps must be at least 1, not {warmup_steps}.")
+    if timed_steps < 3:
+        raise ValueError(f"timed_steps must be at least 3, not {timed_steps}.")
+    device = torch.device(device) if device else default_device()
+    trials = [
+        Trial(
+            recipe,
+            pairs,
+            device,
+            steps=(warmup_steps, timed_steps),
+            cache_folder=cache_folder,
+            emulate=emulate,
+            progress=lambda text, name=name: progress(f"{name}: {text}"),
+        )
+        for name, recipe in (("before", before), ("after", after))
+        if recipe is not None
+    ]
+    with ExitStack() as stack:
+        if any(recipe.compile != "none" for recipe in (before, after) if recipe):
+            from torch._inductor.utils import fresh_cache
+
+            stack.enter_context(fresh_cache())  # compile seconds of a first run, always
+        for trial in trials:
+            trial.attempt(trial.prepare)
+            trial.attempt(trial.observe_memory)
+            if device.type != "cpu" and len(trials) == 2:
+                trial.release()  # a card's counters see every model on it
+        if device.type != "cpu" and len(trials) == 2:
+            for trial in trials:
+                trial.attempt(trial.prepare)
+        _time(trials, timed_steps, progress)
+    for trial in trials:
+        trial.release()
+    *earlier, last = (trial.report for trial in trials)
+    return Comparison(after=last, before=earlier[0] if earlier else None)

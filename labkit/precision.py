@@ -1,0 +1,88 @@
+"""Which number formats a run really uses, and why.
+
+A processor without instructions for a 16-bit format still accepts it: every product is then
+converted back and forth, many times slower than float32, and nothing warns (TRAPS 25). So a
+format is used only where the hardware has it, and what was chosen is part of the report.
+"""
+
+from dataclasses import dataclass
+
+import torch
+
+from labkit.recipe import Recipe
+
+
+@dataclass(frozen=True)
+class Precision:
+    """The formats a run uses.
+
+    ``weights`` holds the frozen base, ``autocast`` is what matrix products are computed in
+    (``None``: in the weights' own format); parameters that are trained are always float32.
+    """
+
+    weights: torch.dtype
+    autocast: torch.dtype | None
+    reason: str = ""  # why something else was asked for
+
+    def to_dict(self) -> dict[str, str]:
+        """The formats by name, for the report."""
+        return {
+            "weights": _name(self.weights),
+            "autocast": _name(self.autocast) if self.autocast else "none",
+            "trained parameters": "float32",
+            "reason": self.reason,
+        }
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def has_native(dtype: torch.dtype, device: torch.device) -> bool:
+    """Whether the device computes in ``dtype`` without emulating it.
+
+    Source:
+        ``torch.cuda.is_bf16_supported`` counts emulation unless told not to; on a CPU oneDNN
+        needs AVX512-BF16 or AMX for bfloat16, AVX512-FP16 or AMX-FP16 for float16.
+    """
+    if dtype == torch.float32:
+        return True
+    if device.type == "cuda":
+        return dtype == torch.float16 or torch.cuda.is_bf16_supported(including_emulation=False)
+    if device.type == "mps":
+        return True
+    if dtype == torch.float16:
+        return torch.ops.mkldnn._is_mkldnn_fp16_supported()
+    if torch.backends.cpu.get_cpu_capability().startswith("AVX"):
+        return torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
+    return torch.ops.mkldnn._is_mkldnn_bf16_supported()  # Arm: the bf16 matrix instructions
+
+
+def choose_precision(
+    recipe: Recipe, device: torch.device, *, emulate: bool = False
+) -> Precision:
+    """The formats to run ``recipe`` in on ``device``.
+
+    Args:
+        emulate: Use what the recipe asks for even where the hardware only imitates it.
+    """
+    asked = {
+        "weights": getattr(torch, recipe.weights),
+        "autocast": None if recipe.autocast == "none" else getattr(torch, recipe.autocast),
+    }
+    used, reasons = {}, []
+    for role, dtype in asked.items():
+        if dtype is None or emulate or has_native(dtype, device):
+            used[role] = dtype
+            continue
+        used[role] = torch.float32
+        if device.type == "cuda" and has_native(torch.float16, device):
+            used[role] = torch.float16
+        reasons.append(
+            f"{role}: {_name(dtype)} was asked for, {_name(used[role])} is used, because this "
+            f"{device.type.upper()} has no instructions for {_name(dtype)} and would imitate "
+            "them slowly"
+        )
+    if used["autocast"] == torch.float32:
+        used["autocast"] = None
+    return Precision(**used, reason="; ".join(reasons))

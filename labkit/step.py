@@ -1,0 +1,190 @@
+"""One optimizer step, and everything a recipe changes about it.
+
+This is the code that is measured, and the code that is predicted: there is no other.
+"""
+
+import contextlib
+import warnings
+from collections.abc import Callable
+
+import torch
+from torch import nn
+from torch.nn import functional
+
+from labkit.model import (
+    build_model,
+    keep_base_gradients,
+    layers,
+    parameter_kind,
+    recompute_layers,
+)
+from labkit.model_source import ModelError, ModelSource
+from labkit.precision import Precision
+from labkit.recipe import Recipe
+from labkit.trainable import check_trainable
+
+MAX_GRADIENT_NORM = 1.0  # the default of transformers' TrainingArguments.max_grad_norm
+
+
+class CompilerMissing(RuntimeError):
+    """torch.compile has nothing to compile with on this machine."""
+
+
+class TrainingStep:
+    """A model, its optimizer, and the step that updates one with the other.
+
+    Attributes:
+        model: The LoRA model, never compiled: save from this handle.
+        optimizer: AdamW over the LoRA matrices and the head.
+        skipped_steps: Updates that the GradScaler left out because of an infinite gradient.
+    """
+
+    def __init__(
+        self, recipe: Recipe, model: nn.Module, precision: Precision, device: torch.device
+    ) -> None:
+        self.recipe, self.model, self.precision, self.device = recipe, model, precision, device
+        self.trained = [
+            parameter
+            for name, parameter in model.named_parameters()
+            if parameter_kind(name) in ("lora", "head") and parameter.requires_grad
+        ]
+        self.optimizer = torch.optim.AdamW(self.trained, lr=recipe.learning_rate)
+        self.scaler = torch.amp.GradScaler(
+            device.type, enabled=precision.autocast == torch.float16
+        )
+        self.forward = compile_model(model, recipe, device)
+        self.skipped_steps = 0
+
+    def __call__(self, batch, mark: Callable[[str], None] = lambda phase: None) -> float:
+        """Forward, backward and update on one batch.
+
+        Args:
+            batch: (B, T) token ids with mask and labels, on the step's device.
+            mark: Called with the name of each phase as it begins.
+
+        Returns:
+            The mean loss over the batch's pairs.
+        """
+        self.optimizer.zero_grad(set_to_none=True)
+        total = torch.zeros((), device=self.device)
+        for part in batch.split(self.recipe.micro_batches):
+            mark("forward")
+            loss = self.loss(part, pairs=len(batch.labels))
+            mark("backward")
+            self.backward(loss)
+            total += loss.detach()
+            del loss  # or the graph of this part is alive while the next one is built
+        mark("optimizer")
+        self.update()
+        return total.item()
+
+    def loss(self, part, *, pairs: int, forward: Callable | None = None) -> torch.Tensor:
+        """The part's share of the mean loss over ``pairs`` pairs, the whole window.
+
+        Dividing a sum by what the window really holds stays right when parts are uneven;
+        a mean of means does not.
+        """
+        autocast = contextlib.nullcontext()
+        if self.precision.autocast is not None:
+            autocast = torch.autocast(self.device.type, dtype=self.precision.autocast)
+        with autocast:
+            output = (forward or self.forward)(
+                input_ids=part.input_ids, attention_mask=part.attention_mask
+            )
+        summed = functional.cross_entropy(output.logits.float(), part.labels, reduction="sum")
+        return summed / pairs
+
+    def backward(self, loss: torch.Tensor) -> None:
+        """Add the gradients of ``loss``; a frozen path through a checkpoint is an error."""
+        with warnings.catch_warnings():
+            warnings.filterwarnings("error", "None of the inputs have requires_grad")
+            self.scaler.scale(loss).backward()
+
+    def update(self) -> None:
+        """Unscale, clip, step: in this order, or the norm that is clipped is a scaled one."""
+        self.scaler.unscale_(self.optimizer)
+        nn.utils.clip_grad_norm_(self.trained, MAX_GRADIENT_NORM)
+        before = self.scaler.get_scale()
+        self.scaler.step(self.optimizer)
+        self.scaler.update()
+        self.skipped_steps += self.scaler.get_scale() < before
+
+
+def build_step(
+    recipe: Recipe,
+    source: ModelSource,
+    precision: Precision,
+    device: torch.device,
+    *,
+    pad_token_id: int,
+) -> TrainingStep:
+    """The training step that ``recipe`` describes, ready to be called.
+
+    Raises:
+        ModelError: The model cannot be had, or checkpointing is not possible with it.
+        TrainingError: Something is trained that should not be, or the other way round.
+        CompilerMissing: ``recipe.compile`` is set and there is no compiler.
+    """
+    with device:
+        model = build_model(recipe, source, precision, pad_token_id=pad_token_id)
+    model.to(device)
+    if recipe.train_base:
+        keep_base_gradients(model)
+    if recipe.checkpoint_every:
+        if recipe.checkpoint_every > max(len(layers(model)), 1):
+            raise ModelError(
+                f"checkpoint_every ({recipe.checkpoint_every}) is larger than the "
+                f"{len(layers(model))} layers of {source.name}."
+            )
+        recompute_layers(model, recipe.checkpoint_every)
+    check_trainable(model, recipe)
+    return TrainingStep(recipe, model, precision, device)
+
+
+def compile_model(model: nn.Module, recipe: Recipe, device: torch.device) -> Callable:
+    """The model's forward, compiled if the recipe says so; compiling waits for the first call.
+
+    The LoRA model is wrapped, not the base: compiled first, its parameters get other names
+    and a saved adapter no longer loads (TRAPS 53).
+    """
+    if recipe.compile == "none":
+        return model
+    if device.type == "cpu":
+        from torch._inductor.cpp_builder import get_cpp_compiler
+        from torch._inductor.exc import InvalidCxxCompiler
+
+        try:
+            get_cpp_compiler()
+        except InvalidCxxCompiler:
+            raise CompilerMissing(
+                "torch.compile needs a C++ compiler and finds none (g++ on Linux, clang on "
+                "macOS, cl on Windows)"
+            ) from None
+    return torch.compile(model, mode=recipe.compile)
+
+
+def count_layer_forwards(step: TrainingStep, part) -> float | None:
+    """How often each layer's forward runs for one forward and backward: 2 means recomputed.
+
+    Counted, eagerly and on a few pairs, by a hook on each layer's first child (a hook on the
+    layer itself lies outside the checkpoint). Gradients are put back as they were.
+    """
+    calls = 0
+
+    def count(*_) -> None:
+        nonlocal calls
+        calls += 1
+
+    blocks = layers(step.model)
+    hooks = [next(block.children()).register_forward_pre_hook(count) for block in blocks]
+    kept = [(parameter, parameter.grad) for parameter in step.model.parameters()]
+    for parameter, _ in kept:
+        parameter.grad = None
+    try:
+        step.loss(part, pairs=len(part.labels), forward=step.model).backward()
+    finally:
+        for hook in hooks:
+            hook.remove()
+        for parameter, grad in kept:
+            parameter.grad = grad
+    return calls / len(blocks) if blocks else None
