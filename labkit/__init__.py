@@ -1,1 +1,36 @@
-"""Measures what training optimisations do to the memory and speed of a LoRA step."""
+"""Measures what training optimisations do to the memory and speed of a LoRA step.
+
+``import labkit as lab`` is all a notebook needs; the parts are imported when first used.
+"""
+
+import os
+from importlib import import_module
+
+# Read by torch and tokenizers when they are loaded. The profiler's start and stop lines and its
+# warning about frees of older blocks (memory.py deals with those) would fill the notebooks.
+os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
+os.environ.setdefault("KINETO_LOG_LEVEL", "99")
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+
+_HOME = {
+    "recipe": ("PROFILES", "Recipe", "ladder", "profile_named"),
+    "report": ("Comparison", "Report", "format_bytes"),
+    "data": ("read_pairs",),
+    "measure": ("compare", "measure"),
+    "records": ("load_record", "load_records"),
+    "plots": ("plot_peaks", "plot_phases", "plot_step_times", "plot_timeline"),
+    "overview": ("plot_ladder",),
+    "notebook": ("open_ladder", "open_run", "show_source"),
+}
+_MODULE_OF = {name: module for module, names in _HOME.items() for name in names}
+__all__ = list(_MODULE_OF)
+
+
+def __getattr__(name: str):
+    if name in _MODULE_OF:
+        return getattr(import_module(f"labkit.{_MODULE_OF[name]}"), name)
+    raise AttributeError(f"module 'labkit' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -9,23 +9,19 @@ from pathlib import Path
 
 import torch
 
+from labkit.compiling import CompilerMissing, compile_cache, graphs_compiled
 from labkit.data import Pairs
-from labkit.machine import machine_facts
+from labkit.machine import default_device, machine_facts
 from labkit.memory import measure_memory
 from labkit.model_source import find_model
-from labkit.precision import choose_precision
+from labkit.precision import choose_precision, product_seconds
 from labkit.recipe import Recipe
 from labkit.report import Comparison, Report
-from labkit.step import CompilerMissing, TrainingStep, build_step, count_layer_forwards
+from labkit.step import TrainingStep, build_step, count_layer_forwards
 from labkit.tokens import Batch, batches, load_tokenizer
 from labkit.trainable import check_gradients, trainable_parameters
 
 COUNTED_PAIRS = 2  # enough to see how often a layer runs
-
-
-def default_device() -> torch.device:
-    """The accelerator of this machine if it has one, else the CPU."""
-    return torch.accelerator.current_accelerator(check_available=True) or torch.device("cpu")
 
 
 def is_out_of_memory(error: BaseException) -> bool:
@@ -66,6 +62,9 @@ class Trial:
         )
         if self.precision.reason:
             self.report.notes.append(self.precision.reason)
+            asked = recipe.autocast if recipe.autocast != "none" else recipe.weights
+            used = self.precision.autocast or self.precision.weights
+            self.report.product_seconds = product_seconds([used, getattr(torch, asked)], device)
 
     def attempt(self, work: Callable[[], None]) -> None:
         """Do a part of the work; running out of memory or of a compiler is a result of it."""
@@ -107,7 +106,7 @@ class Trial:
         probe = planned[0].split(max(1, len(planned[0].labels) // COUNTED_PAIRS))[0]
         self.report.layer_forwards = count_layer_forwards(self.step, probe.to(self.device))
 
-        graphs, seen = _graphs_compiled(), set()
+        graphs, seen = graphs_compiled(), set()
         for index, batch in enumerate(planned):
             shapes = {part.input_ids.shape for part in batch.split(self.recipe.micro_batches)}
             if index >= self.warmup_steps and shapes <= seen:
@@ -122,7 +121,7 @@ class Trial:
         if self.recipe.compile != "none" and self.report.compile is None:
             self.report.compile = {
                 "first_step_seconds": first_step_seconds,
-                "graphs": _graphs_compiled() - graphs,
+                "graphs": graphs_compiled() - graphs,
                 "recompilations_while_timed": 0,
             }
         self.largest = max(planned, key=lambda batch: batch.input_ids.numel())
@@ -141,10 +140,10 @@ class Trial:
         """One timed step, the making of its batch included."""
         if self.step is None:
             return
-        graphs = _graphs_compiled()
+        graphs = graphs_compiled()
         self._run(self.timed_batches, timed=True)
         if self.report.compile is not None:
-            self.report.compile["recompilations_while_timed"] += _graphs_compiled() - graphs
+            self.report.compile["recompilations_while_timed"] += graphs_compiled() - graphs
         self.report.skipped_steps = self.step.skipped_steps
 
     def _run(self, source: Iterator[Batch], *, timed: bool = False) -> float:
@@ -182,11 +181,6 @@ def _time(trials: list[Trial], timed_steps: int, progress: Callable[[str], None]
         progress(f"timed step {index + 1} of {timed_steps}")
         for trial in trials if index % 2 == 0 else reversed(trials):
             trial.attempt(trial.time_step)
-
-
-def _graphs_compiled() -> int:
-    """Graphs that torch.compile has made in this process so far."""
-    return torch._dynamo.utils.counters["stats"]["unique_graphs"]
 
 
 def measure(recipe: Recipe, pairs: Pairs, **options) -> Report:
@@ -230,7 +224,7 @@ def compare(
         raise ValueError(f"warmup_steps must be at least 1, not {warmup_steps}.")
     if timed_steps < 3:
         raise ValueError(f"timed_steps must be at least 3, not {timed_steps}.")
-    device = torch.device(device) if device else default_device()
+    device = torch.device(device or default_device())
     trials = [
         Trial(
             recipe,
@@ -245,10 +239,9 @@ def compare(
         if recipe is not None
     ]
     with ExitStack() as stack:
-        if any(recipe.compile != "none" for recipe in (before, after) if recipe):
-            from torch._inductor.utils import fresh_cache
-
-            stack.enter_context(fresh_cache())  # compile seconds of a first run, always
+        if after.compile != "none":
+            cold = before is None or before.compile == "none"
+            stack.enter_context(compile_cache(cache_folder, cold=cold))
         for trial in trials:
             trial.attempt(trial.prepare)
             trial.attempt(trial.observe_memory)

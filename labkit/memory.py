@@ -69,6 +69,9 @@ def _totals(state: dict[int, tuple[str, int]]) -> dict[str, int]:
 
 
 def _observe_cpu(step: TrainingStep, batch) -> Memory:
+    # The recorder knows no block older than itself: what the step would free first, the last
+    # step's gradients, has to go before, or its free is missing from the sum.
+    step.optimizer.zero_grad(set_to_none=True)
     state = _state(step, batch)
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
         step(batch, mark=_mark)

@@ -55,6 +55,7 @@ class Report:
     trainable: dict[str, int] = field(default_factory=dict)  # parameters: lora, head, base
     compile: dict | None = None  # first_step_seconds, graphs, recompilations
     precision: dict[str, str] = field(default_factory=dict)
+    product_seconds: dict[str, float] = field(default_factory=dict)  # why a dtype was not used
     notes: list[str] = field(default_factory=list)
     model: dict = field(default_factory=dict)
     data: dict = field(default_factory=dict)
@@ -139,7 +140,7 @@ class Comparison:
         Compiling costs the first step's seconds more than an ordinary step and saves the
         difference of the two medians on each later one.
         """
-        if not self.after.compile or not self.speed_ratios:
+        if not self.speed_ratios or not self.after.compile or self.before.compile:
             return None
         saved = self.before.median_step_seconds - self.after.median_step_seconds
         cost = self.after.compile["first_step_seconds"] - self.after.median_step_seconds

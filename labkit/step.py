@@ -11,6 +11,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+from labkit.compiling import compile_model
 from labkit.model import (
     build_model,
     keep_base_gradients,
@@ -24,10 +25,6 @@ from labkit.recipe import Recipe
 from labkit.trainable import check_trainable
 
 MAX_GRADIENT_NORM = 1.0  # the default of transformers' TrainingArguments.max_grad_norm
-
-
-class CompilerMissing(RuntimeError):
-    """torch.compile has nothing to compile with on this machine."""
 
 
 class TrainingStep:
@@ -139,28 +136,6 @@ def build_step(
         recompute_layers(model, recipe.checkpoint_every)
     check_trainable(model, recipe)
     return TrainingStep(recipe, model, precision, device)
-
-
-def compile_model(model: nn.Module, recipe: Recipe, device: torch.device) -> Callable:
-    """The model's forward, compiled if the recipe says so; compiling waits for the first call.
-
-    The LoRA model is wrapped, not the base: compiled first, its parameters get other names
-    and a saved adapter no longer loads (TRAPS 53).
-    """
-    if recipe.compile == "none":
-        return model
-    if device.type == "cpu":
-        from torch._inductor.cpp_builder import get_cpp_compiler
-        from torch._inductor.exc import InvalidCxxCompiler
-
-        try:
-            get_cpp_compiler()
-        except InvalidCxxCompiler:
-            raise CompilerMissing(
-                "torch.compile needs a C++ compiler and finds none (g++ on Linux, clang on "
-                "macOS, cl on Windows)"
-            ) from None
-    return torch.compile(model, mode=recipe.compile)
 
 
 def count_layer_forwards(step: TrainingStep, part) -> float | None:

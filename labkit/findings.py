@@ -1,0 +1,174 @@
+"""What a measured step shows, in sentences that are filled from its record.
+
+No sentence holds a figure of its own, and one that claims an effect is written only where the
+figures show it: the same notebook runs on machines where an optimisation does nothing.
+"""
+
+from collections.abc import Callable, Iterator
+
+from labkit.captions import format_seconds, peak_words, speed_words, why_missing
+from labkit.report import Comparison, Report, format_bytes
+
+
+def findings(slug: str, comparison: Comparison) -> list[str]:
+    """The sentences of a step; for one that was not measured, why."""
+    after, before = comparison.after, comparison.before
+    if not after.ok:
+        return [f"This step has no figures: {why_missing(after)}."]
+    sentences = [f"Peak memory is {format_bytes(after.memory.peak_allocated_bytes)}"]
+    if before is not None:
+        sentences[0] += f": {peak_words(comparison)}"
+        if after.step_seconds and before.step_seconds:
+            sentences.append(f"It is {speed_words(comparison)}{_clear(comparison)}")
+        else:
+            sentences.append(f"Speed: {speed_words(comparison)}")
+    if before is None or before.ok:
+        sentences += SPECIAL[slug](comparison)
+    return [f"{sentence}." for sentence in [*sentences, *after.notes]]
+
+
+def _clear(comparison: Comparison) -> str:
+    spread = comparison.speed_ratio_spread
+    if spread and spread[0] <= 1 <= spread[1]:
+        return "; 1 lies between the quartiles, so these steps show no effect on speed"
+    return ""
+
+
+def _baseline(comparison: Comparison) -> Iterator[str]:
+    report = comparison.after
+    state, counts = report.memory.state_bytes, report.trainable
+    yield (
+        f"The base gets {counts['base']:,} gradients and no update; what is trained is "
+        f"{counts['lora']:,} LoRA parameters and {counts['head']:,} of the head"
+    )
+    yield (
+        f"Between steps {format_bytes(state['weights'])} of weights, "
+        f"{format_bytes(state['gradients'])} of gradients and "
+        f"{format_bytes(state['optimizer_state'])} of optimizer state stay alive"
+    )
+    yield (
+        f"At the peak, in {_peak_phase(report)}, activations hold "
+        f"{_share(report, 'activations')} of it"
+    )
+
+
+def _freeze_base(comparison: Comparison) -> Iterator[str]:
+    before, after = comparison.before.memory, comparison.after.memory
+    gradients = before.state_bytes["gradients"] - after.state_bytes["gradients"]
+    activations = before.by_owner["activations"] - after.by_owner["activations"]
+    yield (
+        f"Gradients that stay alive shrink by {format_bytes(gradients)}; activations at the "
+        f"peak change by {_signed(-activations)}, because a weight that needs no gradient need "
+        "not keep the input it was multiplied with"
+    )
+    yield _losses(comparison)
+
+
+def _checkpointing(comparison: Comparison) -> Iterator[str]:
+    before, after = comparison.before, comparison.after
+    yield (
+        "Activations at the peak: "
+        f"{format_bytes(before.memory.by_owner['activations'])} before, "
+        f"{format_bytes(after.memory.by_owner['activations'])} now"
+    )
+    yield (
+        f"Counted, each layer's forward ran {before.layer_forwards:g} times a micro-batch "
+        f"before and {after.layer_forwards:g} times now"
+    )
+    yield _losses(comparison)
+
+
+def _amp(comparison: Comparison) -> Iterator[str]:
+    report = comparison.after
+    precision = report.precision
+    used = precision["weights"] if precision["autocast"] == "none" else precision["autocast"]
+    yield (
+        f"Matrix products ran in {used}; the frozen weights are stored in "
+        f"{precision['weights']}, the trained parameters in float32"
+    )
+    if report.product_seconds:
+        (native, fast), (imitated, slow) = report.product_seconds.items()
+        yield (
+            f"One matrix product took {format_seconds(fast)} in {native} and "
+            f"{format_seconds(slow)} in {imitated} here, {slow / fast:,.0f} times as long; "
+            f"that is why the step did not use {imitated}"
+        )
+        if precision["autocast"] == "none":
+            yield "So both recipes ran the same code here, and what differs is noise"
+    if report.skipped_steps:
+        yield f"The GradScaler skipped {report.skipped_steps} updates"
+    yield _losses(comparison)
+
+
+def _accumulation(comparison: Comparison) -> Iterator[str]:
+    before, after = comparison.before.memory, comparison.after.memory
+    yield (
+        f"Activations at the peak are {_ratio(after, before, 'activations'):.0%} of what they "
+        f"were, the whole peak {after.peak_allocated_bytes / before.peak_allocated_bytes:.0%}: "
+        "weights do not shrink with the batch"
+    )
+    yield _losses(comparison)
+
+
+def _compile(comparison: Comparison) -> Iterator[str]:
+    compiled = comparison.after.compile
+    if not comparison.speed_ratios:
+        return
+    yield (
+        f"The first step took {format_seconds(compiled['first_step_seconds'])}, an ordinary "
+        f"one takes {format_seconds(comparison.after.median_step_seconds)}; graphs compiled: "
+        f"{compiled['graphs']}, recompilations while timing: "
+        f"{compiled['recompilations_while_timed']}"
+    )
+    steps = comparison.steps_until_paid
+    if steps is not None and steps < float("inf"):
+        yield f"Compiling has paid for itself after {steps:,.0f} steps"
+    else:
+        yield "No step is faster than before, so compiling never pays for itself here"
+    yield _losses(comparison)
+
+
+def _cached_data(comparison: Comparison) -> Iterator[str]:
+    timed = (("Before", comparison.before), ("Now", comparison.after))
+    for name, report in timed if comparison.speed_ratios else ():
+        data, whole = sum(report.data_seconds), sum(report.step_seconds)
+        yield (
+            f"{name}, making a batch took {format_seconds(data / len(report.data_seconds))} of "
+            f"each step on average, {data / whole:.2%} of the time"
+        )
+    yield _losses(comparison)
+
+
+SPECIAL: dict[str, Callable[[Comparison], Iterator[str]]] = {
+    "00_baseline": _baseline,
+    "01_freeze_base": _freeze_base,
+    "02_checkpointing": _checkpointing,
+    "03_amp": _amp,
+    "04_accumulation": _accumulation,
+    "05_compile": _compile,
+    "06_cached_data": _cached_data,
+}
+
+
+def _losses(comparison: Comparison) -> str:
+    pairs = list(zip(comparison.before.losses, comparison.after.losses, strict=False))
+    largest = max(abs(before - after) for before, after in pairs)
+    if largest == 0:
+        return f"The loss of each of the {len(pairs)} steps is the same, to the last bit"
+    return f"Over {len(pairs)} steps the two losses differ by {largest:.1e} at most"
+
+
+def _peak_phase(report: Report) -> str:
+    return max(report.memory.by_phase, key=report.memory.by_phase.get)
+
+
+def _share(report: Report, owner: str) -> str:
+    return f"{report.memory.by_owner[owner] / report.memory.peak_allocated_bytes:.0%}"
+
+
+def _ratio(after, before, owner: str) -> float:
+    return after.by_owner[owner] / before.by_owner[owner]
+
+
+def _signed(count: int) -> str:
+    return f"{'+' if count > 0 else '−' if count < 0 else ''}{format_bytes(abs(count))}"

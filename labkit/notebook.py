@@ -1,0 +1,184 @@
+"""What a course notebook calls: measure one step, show it, and keep it."""
+
+import inspect
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+from IPython.display import Code, Image, Markdown, display
+
+from labkit import captions
+from labkit.data import read_pairs
+from labkit.exercises import check_answer
+from labkit.findings import findings
+from labkit.machine import PROJECT, machine_facts
+from labkit.measure import compare
+from labkit.recipe import describe_change, ladder, profile_named
+from labkit.records import Record, input_key, load_records, save_record, write_text
+from labkit.report import Comparison, format_bytes
+from labkit.table import markdown_table, table_rows
+
+BY_HAND = PROJECT / "runs" / "by-hand"  # where notebooks write that nobody runs as a course
+DOTS_PER_INCH = 110
+
+
+class Run:
+    """One step of the ladder in its notebook.
+
+    Attributes:
+        before: Recipe of the step before, None for the first.
+        after: Recipe of this step.
+        comparison: What was measured; None until ``measure`` was called.
+    """
+
+    def __init__(
+        self,
+        slug: str,
+        *,
+        profile: str,
+        run_folder: str | None,
+        data: str | None,
+        skip_bad: bool,
+    ) -> None:
+        self.slug = slug
+        self.profile = profile_named(profile)
+        steps = ladder(self.profile.recipe)
+        slugs = list(steps)
+        self.after = steps[slug]
+        self.before = steps[slugs[slugs.index(slug) - 1]] if slug != slugs[0] else None
+        self.folder = Path(run_folder) if run_folder else BY_HAND
+        self.pairs = read_pairs(data, skip_bad=skip_bad)
+        self.guess_bytes: int | None = None
+        self.comparison: Comparison | None = None
+
+    def guess(self, peak_bytes: float | None) -> None:
+        """Note what the reader expects, to be held against what is measured."""
+        self.guess_bytes = peak_bytes
+        text = (
+            "No guess yet." if peak_bytes is None else f"You expect {format_bytes(peak_bytes)}."
+        )
+        display(Markdown(text))
+
+    def measure(self) -> Comparison:
+        """Measure this step against the one before, and keep the record."""
+        status = display(Markdown("starting"), display_id=True)
+        self.comparison = compare(
+            self.before,
+            self.after,
+            self.pairs,
+            warmup_steps=self.profile.warmup_steps,
+            timed_steps=self.profile.timed_steps,
+            cache_folder=self.folder / "cache",
+            progress=lambda text: status.update(Markdown(text)),
+        )
+        record = Record(
+            self.slug,
+            self.profile.name,
+            self.comparison,
+            key=input_key(
+                self.before,
+                self.after,
+                profile=self.profile,
+                data_sha256=self.pairs.sha256,
+                machine=machine_facts(),
+            ),
+        )
+        path = save_record(self.folder, record)
+        status.update(Markdown(f"Measured; the record is in `{path.name}`."))
+        return self.comparison
+
+    def show(self, plot: Callable) -> None:
+        """Draw the comparison with one of labkit's plots, and keep the figure for the page."""
+        _show(plot, self.comparison, self.folder, self.slug)
+
+    def say(self) -> None:
+        """What was seen, in sentences filled from the record."""
+        sentences = findings(self.slug, self.comparison)
+        memory = self.comparison.after.memory
+        if self.guess_bytes is not None and memory is not None:
+            error = self.guess_bytes / memory.peak_allocated_bytes - 1
+            sentences.insert(
+                0,
+                f"You expected {format_bytes(self.guess_bytes)}, {error:+.0%} from what was "
+                "measured.",
+            )
+        display(Markdown("\n".join(f"- {sentence}" for sentence in sentences)))
+
+    def check(self, answer: float | None) -> None:
+        """Check the answer to the exercise."""
+        display(Markdown(check_answer(self.slug, answer, self.comparison)))
+
+
+def open_run(
+    slug: str,
+    *,
+    profile: str = "small",
+    run_folder: str | None = None,
+    data: str | None = None,
+    skip_bad: bool = False,
+) -> Run:
+    """Start a step of the course, and show what will run where.
+
+    Args:
+        profile: Name of a profile.
+        run_folder: Where the record goes; ``runs/by-hand`` by default.
+        data: Pairs to train on, anything ``read_pairs`` takes; the synthetic ones by default.
+        skip_bad: Leave out rows that cannot be used, and count them.
+    """
+    run = Run(slug, profile=profile, run_folder=run_folder, data=data, skip_bad=skip_bad)
+    machine, pairs = machine_facts(), run.pairs.facts()
+    versions = ", ".join(f"{name} {number}" for name, number in machine["versions"].items())
+    recipe = run.after
+    lines = [
+        f"**{slug}**, profile {profile}: {describe_change(run.before, recipe)}",
+        f"Model {recipe.model}, weights {recipe.weights}, autocast {recipe.autocast}; "
+        f"{recipe.batch_size} pairs a step, at most {recipe.max_length} tokens each",
+        f"Data: {pairs['name']}, {pairs['pairs']:,} pairs; rows skipped: "
+        f"{pairs['skipped_rows']}",
+        f"Machine: {machine['name']}, {machine['device']}; {versions}",
+    ]
+    display(Markdown("\n".join(f"- {line}" for line in lines)))
+    return run
+
+
+class Ladder:
+    """The records of a whole run; nothing is measured here."""
+
+    def __init__(self, run_folder: str | None) -> None:
+        self.folder = Path(run_folder) if run_folder else BY_HAND
+        self.records = load_records(self.folder)
+        self.comparisons = {slug: record.comparison for slug, record in self.records.items()}
+
+    def table(self) -> None:
+        """The steps with their measured figures."""
+        display(Markdown(markdown_table(table_rows(self.records))))
+
+    def show(self, plot: Callable) -> None:
+        """Draw all comparisons with one of labkit's plots, and keep the figure."""
+        _show(plot, self.comparisons, self.folder, "90_ladder")
+
+
+def open_ladder(run_folder: str | None = None) -> Ladder:
+    """The records in a run folder; those of notebooks run by hand by default."""
+    return Ladder(run_folder)
+
+
+def show_source(*objects: Callable) -> None:
+    """Show the source of functions or classes as it is on disk."""
+    for thing in objects:
+        display(Code(inspect.getsource(thing), language="python"))
+
+
+def _show(plot: Callable, measured, folder: Path, slug: str) -> None:
+    """Draw, save with its alternative text, and display a figure."""
+    kind = plot.__name__.removeprefix("plot_")
+    alt = getattr(captions, f"alt_{kind}")(measured)
+    axes = plot(measured)
+    figure = (axes[0] if isinstance(axes, tuple) else axes).figure
+    path = folder / "figures" / f"{slug}-{kind}.png"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=DOTS_PER_INCH)
+    texts = path.with_name("alt.json")
+    known = json.loads(texts.read_text(encoding="utf-8")) if texts.exists() else {}
+    write_text(texts, json.dumps(known | {path.name: alt}, ensure_ascii=False, indent=1))
+    display(Image(path.read_bytes()), metadata={"image/png": {"alt": alt}})
