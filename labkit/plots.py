@@ -1,0 +1,196 @@
+"""Figures of a ``Comparison``: a step of the ladder beside the step before it.
+
+Each function draws into ``ax``, or into a new figure 700 pixels wide, and returns the Axes.
+Bytes and seconds are drawn as they are, only ticks and labels are scaled. What was not measured
+is a hatched gap with the reason, never a zero. ``captions`` has an ``alt_…`` text for each.
+"""
+
+from itertools import groupby
+from textwrap import fill
+
+from matplotlib.axes import Axes
+from matplotlib.patches import Patch
+
+from labkit.canvas import (
+    BARS,
+    GAP,
+    LINES,
+    OWNER_STYLES,
+    PHASE_STYLES,
+    draw_gaps,
+    draw_row_gap,
+    finish,
+    legend_below,
+    new_axes,
+    scale,
+    scale_bytes,
+    write,
+)
+from labkit.captions import (
+    PHASE_NAMES,
+    STATUS_WORDS,
+    format_seconds,
+    named_reports,
+    peak_words,
+    provenance,
+    speed_words,
+    why_missing,
+)
+from labkit.report import OWNERS, PHASES, Comparison, Report, format_bytes
+
+
+def plot_phases(comparison: Comparison, ax: Axes | None = None) -> Axes:
+    """Draw the peak bytes alive in each phase, the previous step beside this one."""
+    ax = ax or new_axes()
+    handles, top = [], 0
+    for name, report, style, offset in _series(comparison, BARS, 0.4):
+        places = [place + offset for place in range(len(PHASES))]
+        if report.memory is None:
+            handles.append(draw_gaps(ax, places, 0.38, f"{name}: {why_missing(report)}"))
+            continue
+        heights = [report.memory.by_phase[phase] for phase in PHASES]
+        bars = ax.bar(places, heights, 0.38, label=name, **style)
+        texts = [format_bytes(height).replace(" ", "\n") for height in heights]
+        ax.bar_label(bars, texts, padding=2, fontsize=9)
+        handles.append(bars)
+        top = max(top, *heights)
+    ax.set_xticks(range(len(PHASES)), PHASE_NAMES.values())
+    ax.set_xlabel("Phase of the step")
+    scale_bytes(ax.yaxis, top, "Peak bytes alive", room=1.2)
+    legend_below(ax, handles)
+    return finish(ax, "Peak memory in each phase of a step", provenance(comparison.after))
+
+
+def plot_peaks(comparison: Comparison, ax: Axes | None = None) -> Axes:
+    """Draw the peak of the previous step and of this one, stacked by who holds the bytes."""
+    ax = ax or new_axes()
+    series = named_reports(comparison)
+    memories = [report.memory for _, report in series if report.memory]
+    top = max((memory.peak_allocated_bytes for memory in memories), default=0)
+    for place, (_, report) in enumerate(series):
+        if report.memory is None:
+            draw_gaps(ax, [place], 0.6, "")
+            words = fill(why_missing(report), 20)
+            write(ax, place, 0.5, words, transform=ax.get_xaxis_transform())
+            continue
+        base = 0
+        for owner in OWNERS:
+            height = report.memory.by_owner[owner]
+            bar = ax.bar(place, height, 0.6, base, **OWNER_STYLES[owner])
+            if height > 0.08 * top:
+                write(ax, place, base + height / 2, format_bytes(height))
+            base += height
+        total = format_bytes(report.memory.peak_allocated_bytes)
+        ax.bar_label(bar, [total], padding=3, weight="bold")
+    handles = []
+    for owner in reversed(OWNERS):
+        change = " → ".join(format_bytes(memory.by_owner[owner]) for memory in memories)
+        label = f"{owner.replace('_', ' ')}\n{change}"
+        handles.append(Patch(label=label, **OWNER_STYLES[owner]))
+    if memories:
+        ax.legend(handles=handles, loc="center right", frameon=False, fontsize=9)
+    ax.set_xticks(range(len(series)), [_two_lines(name) for name, _ in series])
+    ax.set_xlim(-0.5, len(series) + 0.3)
+    scale_bytes(ax.yaxis, top, "Bytes alive at the peak")
+    what = f"Peak memory by owner: {peak_words(comparison)}"
+    return finish(ax, what, provenance(comparison.after))
+
+
+def plot_step_times(comparison: Comparison, ax: Axes | None = None) -> Axes:
+    """Draw every timed step as a point, pair by pair as they ran, and the medians as lines."""
+    ax = ax or new_axes()
+    series = _series(comparison, LINES, 0.3)
+    pairs = max(1, *(len(report.step_seconds) for _, report, *_ in series), 1)
+    handles, top = [], 0
+    for name, report, style, offset in series:
+        times = report.step_seconds
+        if not times:
+            words = f"{name}: {why_missing(report)}"
+            handles.append(draw_gaps(ax, [(1 + pairs) / 2], pairs + 0.2, words))
+            continue
+        middle = report.median_step_seconds
+        ax.axhline(middle, **style | {"marker": "", "linewidth": 1.5})
+        places = [pair + offset for pair in range(1, len(times) + 1)]
+        label = f"{name}: median {format_seconds(middle)}"
+        handles += ax.plot(places, times, label=label, **style | {"linestyle": ""})
+        top = max(top, *times)
+    ax.set_xlim(0.4, pairs + 0.6)
+    ax.set_xticks(range(1, pairs + 1, 1 + pairs // 12))
+    ax.set_xlabel("Pair of timed steps, in the order run")
+    unit, size = ("s", 1) if top >= 1 else ("ms", 1e-3)
+    scale(ax.yaxis, top, unit, size, "Time of one step")
+    legend_below(ax, handles)
+    return finish(ax, f"Step times: {speed_words(comparison)}", provenance(comparison.after))
+
+
+def plot_timeline(comparison: Comparison, ax: Axes | None = None) -> Axes:
+    """Draw the bytes alive after each allocation and free; a strip below shows the phases.
+
+    Args:
+        comparison: What to draw.
+        ax: A subplot; the strip takes the lower part of its place.
+    """
+    ax = ax or new_axes(height=5)
+    series = _series(comparison, LINES)
+    strip = _split_off_strip(ax, len(series))
+    handles, top = [], 0
+    for row, (name, report, style, _) in enumerate(series):
+        timeline = report.memory.timeline if report.memory else []
+        if not timeline:
+            draw_row_gap(strip, row, STATUS_WORDS[report.status], 70)
+            handles.append(Patch(label=f"{name}: {why_missing(report)}", **GAP))
+            continue
+        _draw_phases(strip, row, [phase for _, phase in timeline])
+        values = [alive for alive, _ in timeline]
+        progress = [100 * index / len(values) for index in range(len(values))]
+        peak, phase = max(timeline, key=lambda event: event[0])
+        label = f"{name}: peak {format_bytes(peak)}, {PHASE_NAMES[phase]}"
+        mark = [values.index(peak)]
+        handles += ax.step(progress, values, where="post", label=label, markevery=mark, **style)
+        top = max(top, peak)
+    scale_bytes(ax.yaxis, top, "Bytes alive", room=1.2)
+    phases = [Patch(label=PHASE_NAMES[phase], **PHASE_STYLES[phase]) for phase in PHASES]
+    ax.legend(handles=phases, loc="upper left", ncols=len(PHASES), frameon=False, fontsize=9)
+    legend_below(strip, handles)
+    return finish(ax, "Memory alive during one step", provenance(comparison.after))
+
+
+def _split_off_strip(ax: Axes, rows: int) -> Axes:
+    """Give the lower part of an Axes to a strip, a row for each report, with the x axis."""
+    grid = ax.get_subplotspec().subgridspec(2, 1, height_ratios=[8, rows])
+    ax.set_subplotspec(grid[0])
+    strip = ax.figure.add_subplot(grid[1], sharex=ax)
+    ax.tick_params(labelbottom=False)
+    ax.set_xlim(0, 100)
+    strip.set_xlabel("Progress through the recorded allocations and frees (%)")
+    strip.set_yticks(range(rows), ["previous", "this step"][-rows:])
+    strip.set_ylim(rows - 0.5, -0.5)
+    strip.spines[:].set_visible(False)
+    return strip
+
+
+def _draw_phases(ax: Axes, row: int, phases: list[str]) -> None:
+    """Draw the phases of a timeline as one strip, named where the name fits."""
+    start = 0
+    for phase, group in groupby(phases):
+        width = 100 * len(list(group)) / len(phases)
+        ax.barh(row, width, 0.8, start, **PHASE_STYLES[phase])
+        if width > 2 * len(PHASE_NAMES[phase]):
+            write(ax, start + width / 2, row, PHASE_NAMES[phase])
+        start += width
+
+
+def _two_lines(name: str) -> str:
+    """The name of a series with its recipe values under it, for the place under a bar."""
+    return "\n".join(fill(part, 28) for part in name.replace(" (", "\n(").splitlines())
+
+
+def _series(
+    comparison: Comparison, styles: tuple[dict, dict], spacing: float = 0
+) -> list[tuple[str, Report, dict, float]]:
+    """Name, report, style and offset of what is drawn, the previous step on the left."""
+    named = named_reports(comparison)
+    if len(named) == 1:
+        return [(*named[0], styles[1], 0)]
+    (previous, this), offset = named, spacing / 2
+    return [(*previous, styles[0], -offset), (*this, styles[1], offset)]
