@@ -31,6 +31,13 @@ def why_missing(report: Report) -> str:
     return f"{words}: {shorten(reason, 200, placeholder=' …')}" if reason else words
 
 
+def why_no_timeline(report: Report) -> str:
+    """Why a report has no timeline; an accelerator counts its peaks without recording one."""
+    if report.memory is None or not report.memory.method:
+        return why_missing(report)
+    return f"no timeline, bytes come from {report.memory.method}"
+
+
 def provenance(*reports: Report) -> str:
     """Which oracle answered, for which machine and model; says when that is no result."""
     sources = []
@@ -178,10 +185,10 @@ def _say_times(report: Report) -> str | None:
     )
 
 
-def _say_timeline(report: Report) -> str | None:
+def _say_timeline(report: Report) -> str:
     """Where the line begins, peaks and ends."""
     if report.memory is None or not report.memory.timeline:
-        return None
+        return why_no_timeline(report)
     timeline = report.memory.timeline
     peak, phase = max(timeline, key=lambda event: event[0])
     return (

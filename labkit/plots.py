@@ -35,6 +35,7 @@ from labkit.captions import (
     provenance,
     speed_words,
     why_missing,
+    why_no_timeline,
 )
 from labkit.report import OWNERS, PHASES, Comparison, Report, format_bytes
 
@@ -44,12 +45,15 @@ def plot_phases(comparison: Comparison, ax: Axes | None = None) -> Axes:
     ax = ax or new_axes()
     handles, top = [], 0
     for name, report, style, offset in _series(comparison, BARS, 0.4):
-        places = [place + offset for place in range(len(PHASES))]
-        if report.memory is None:
-            handles.append(draw_gaps(ax, places, 0.38, f"{name}: {why_missing(report)}"))
+        by_phase = report.memory.by_phase if report.memory else {}
+        places = {phase: place + offset for place, phase in enumerate(PHASES)}
+        gaps = [place for phase, place in places.items() if phase not in by_phase]
+        gap = draw_gaps(ax, gaps, 0.38, f"{name}: {why_missing(report)}")
+        if not by_phase:
+            handles.append(gap)
             continue
-        heights = [report.memory.by_phase[phase] for phase in PHASES]
-        bars = ax.bar(places, heights, 0.38, label=name, **style)
+        heights = list(by_phase.values())
+        bars = ax.bar([places[phase] for phase in by_phase], heights, 0.38, label=name, **style)
         texts = [format_bytes(height).replace(" ", "\n") for height in heights]
         ax.bar_label(bars, texts, padding=2, fontsize=9)
         handles.append(bars)
@@ -138,7 +142,7 @@ def plot_timeline(comparison: Comparison, ax: Axes | None = None) -> Axes:
         timeline = report.memory.timeline if report.memory else []
         if not timeline:
             draw_row_gap(strip, row, STATUS_WORDS[report.status], 70)
-            handles.append(Patch(label=f"{name}: {why_missing(report)}", **GAP))
+            handles.append(Patch(label=f"{name}: {why_no_timeline(report)}", **GAP))
             continue
         _draw_phases(strip, row, [phase for _, phase in timeline])
         values = [alive for alive, _ in timeline]

@@ -129,7 +129,7 @@ def assert_tidy(figure):
 
 
 @pytest.mark.parametrize("plot", PLOTS)
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", ("ordinary", "first", "before missing", "both missing"))
 def test_nothing_overlaps_or_leaves_the_figure(plot, case):
     assert_tidy(plot(CASES[case]).figure)
 
@@ -185,6 +185,13 @@ def test_phase_bars_are_the_bytes_of_each_phase():
     assert ax.get_ylim()[0] == 0
     assert "before the step forward backward optimizer" in texts(ax)
     assert "previous step (train_base=True) this step (train_base=False)" in texts(ax)
+
+
+def test_a_phase_without_bytes_is_a_gap():
+    memory = replace(BASELINE.memory, by_phase={"forward": GIB, "backward": 2 * GIB})
+    ax = plot_phases(Comparison(replace(BASELINE, memory=memory)))
+    assert bar_heights(ax) == [[GIB, 2 * GIB]]
+    assert [round(gap.get_x() + gap.get_width() / 2) for gap in hatched_gaps(ax)] == [0, 3]
 
 
 def test_series_differ_by_hatch_as_well_as_by_colour():
@@ -254,11 +261,14 @@ def test_the_timeline_holds_every_recorded_value_and_its_phases():
 
 
 def test_a_memory_without_timeline_is_a_gap():
-    report = replace(FROZEN, memory=replace(FROZEN.memory, timeline=[]))
+    memory = replace(FROZEN.memory, timeline=[], method="peak counters of CUDA")
+    report = replace(FROZEN, memory=memory)
     ax = plot_timeline(Comparison(report))
     assert hatched_gaps(ax.figure.axes[-1])
     assert not ax.lines
-    assert "This step: not measured" in captions.alt_timeline(Comparison(report))
+    reason = "this step: no timeline, bytes come from peak counters of CUDA"
+    assert reason in texts(ax.figure.axes[-1])
+    assert reason in captions.alt_timeline(Comparison(report)).replace("This", "this")
 
 
 def a_ladder() -> dict[str, Comparison]:
