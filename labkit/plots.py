@@ -96,15 +96,14 @@ def plot_peaks(comparison: Comparison, ax: Axes | None = None) -> Axes:
     ax.set_xticks(range(len(series)), [_two_lines(name) for name, _ in series])
     ax.set_xlim(-0.5, len(series) + 0.3)
     scale_bytes(ax.yaxis, top, "Bytes alive at the peak")
-    what = f"Peak memory by owner: {peak_words(comparison)}"
-    return finish(ax, what, provenance(comparison.after))
+    return finish(ax, f"Peak memory: {peak_words(comparison)}", provenance(comparison.after))
 
 
 def plot_step_times(comparison: Comparison, ax: Axes | None = None) -> Axes:
     """Draw every timed step as a point, pair by pair as they ran, and the medians as lines."""
     ax = ax or new_axes()
     series = _series(comparison, LINES, 0.3)
-    pairs = max(1, *(len(report.step_seconds) for _, report, *_ in series), 1)
+    pairs = max(1, *(len(report.step_seconds) for _, report, *_ in series))
     handles, top = [], 0
     for name, report, style, offset in series:
         times = report.step_seconds
@@ -120,7 +119,8 @@ def plot_step_times(comparison: Comparison, ax: Axes | None = None) -> Axes:
         top = max(top, *times)
     ax.set_xlim(0.4, pairs + 0.6)
     ax.set_xticks(range(1, pairs + 1, 1 + pairs // 12))
-    ax.set_xlabel("Pair of timed steps, in the order run")
+    counted = "Timed step" if len(series) == 1 else "Pair of timed steps"
+    ax.set_xlabel(f"{counted}, in the order run")
     unit, size = ("s", 1) if top >= 1 else ("ms", 1e-3)
     scale(ax.yaxis, top, unit, size, "Time of one step")
     legend_below(ax, handles)
@@ -148,8 +148,8 @@ def plot_timeline(comparison: Comparison, ax: Axes | None = None) -> Axes:
         values = [alive for alive, _ in timeline]
         progress = [100 * index / len(values) for index in range(len(values))]
         peak, phase = max(timeline, key=lambda event: event[0])
-        label = f"{name}: peak {format_bytes(peak)}, {PHASE_NAMES[phase]}"
         mark = [values.index(peak)]
+        label = f"{name}: peak {format_bytes(peak)}, {PHASE_NAMES[phase]}"
         handles += ax.step(progress, values, where="post", label=label, markevery=mark, **style)
         top = max(top, peak)
     scale_bytes(ax.yaxis, top, "Bytes alive", room=1.2)

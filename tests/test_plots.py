@@ -129,7 +129,7 @@ def assert_tidy(figure):
 
 
 @pytest.mark.parametrize("plot", PLOTS)
-@pytest.mark.parametrize("case", ("ordinary", "first", "before missing", "both missing"))
+@pytest.mark.parametrize("case", ["ordinary", "first", "before missing", "both missing"])
 def test_nothing_overlaps_or_leaves_the_figure(plot, case):
     assert_tidy(plot(CASES[case]).figure)
 
@@ -233,11 +233,13 @@ def test_every_timed_step_is_a_point_and_each_median_a_line():
     assert "1.55 times as fast as the previous step (quartiles 1.52 to 1.77)" in title(ax)
 
 
-def test_the_two_recipes_alternate_in_the_order_run():
+def test_neighbouring_steps_of_the_two_recipes_stand_side_by_side():
     previous, this = (line for line in plot_step_times(ORDINARY).lines if line.get_marker())
     pairs = zip(previous.get_xdata(), this.get_xdata(), strict=True)
     places = [place for pair in pairs for place in pair]
     assert places == sorted(places)
+    assert plot_step_times(ORDINARY).get_xlabel() == "Pair of timed steps, in the order run"
+    assert plot_step_times(CASES["first"]).get_xlabel() == "Timed step, in the order run"
 
 
 def test_one_pair_of_steps_has_a_ratio_without_quartiles():
