@@ -65,9 +65,19 @@ def memory_bytes() -> int:
     """Bytes of memory that this machine, or the container it is, may use."""
     import psutil
 
-    total = psutil.virtual_memory().total
     limit = _read("/sys/fs/cgroup/memory.max").strip()
+    total = psutil.virtual_memory().total
     return min(total, int(limit)) if limit.isdigit() else total
+
+
+def free_memory_bytes() -> int:
+    """Bytes of memory that a process could still get, in a container below its limit."""
+    import psutil
+
+    limit = _read("/sys/fs/cgroup/memory.max").strip()
+    used = _read("/sys/fs/cgroup/memory.current").strip()
+    below_limit = [int(limit) - int(used)] if limit.isdigit() and used.isdigit() else []
+    return min([psutil.virtual_memory().available, *below_limit])
 
 
 def _cpu_name() -> str:

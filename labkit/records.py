@@ -52,10 +52,8 @@ class Record:
         return self.comparison.after.machine
 
     def to_dict(self) -> dict:
-        """The record as JSON values; a loss that is not finite becomes None."""
-        return _standard(
-            {"format": FORMAT} | vars(self) | {"comparison": self.comparison.to_dict()}
-        )
+        """The record as JSON values."""
+        return {"format": FORMAT} | vars(self) | {"comparison": self.comparison.to_dict()}
 
     @classmethod
     def from_dict(cls, values: dict) -> "Record":
@@ -95,7 +93,7 @@ def input_key(
 def save_record(folder: Path | str, record: Record) -> Path:
     """Write a record to ``<folder>/<slug>.json``, whole or not at all."""
     path = Path(folder) / f"{record.slug}.json"
-    write_text(path, json.dumps(record.to_dict(), allow_nan=False, ensure_ascii=False))
+    write_text(path, to_json(record.to_dict()))
     return path
 
 
@@ -156,6 +154,11 @@ def write_text(path: Path, text: str) -> None:
         file.flush()
         os.fsync(file.fileno())
     draft.replace(path)
+
+
+def to_json(value: dict | list) -> str:
+    """A JSON document that any reader takes: a float that is not finite becomes null."""
+    return json.dumps(_standard(value), allow_nan=False, ensure_ascii=False)
 
 
 def _standard(value):

@@ -1,12 +1,11 @@
 """Reference runs: the records of named machines, which a reader's own run is compared with."""
 
-import json
 import re
 from pathlib import Path
 
 from labkit.machine import PROJECT
 from labkit.recipe import differences
-from labkit.records import Record, RecordError, read_json, write_text
+from labkit.records import Record, RecordError, read_json, to_json, write_text
 from labkit.report import Report, format_bytes
 
 REFERENCE = PROJECT / "data" / "reference"
@@ -35,7 +34,7 @@ def save_reference(records: dict[str, Record], folder: Path = REFERENCE) -> Path
         r"[^a-z0-9]+", "-", documents[0]["comparison"]["after"]["machine"]["name"].lower()
     )
     path = folder / f"{name.strip('-')}-{documents[0]['profile']}.json"
-    lines = ",\n".join(json.dumps(document, ensure_ascii=False) for document in documents)
+    lines = ",\n".join(to_json(document) for document in documents)
     write_text(path, f"[\n{lines}\n]\n")
     return path
 

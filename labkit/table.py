@@ -9,11 +9,11 @@ HEADINGS = {
     "slug": "Step",
     "change": "Change",
     "peak": "Peak memory",
-    "peak_change": "Peak against the step before",
-    "speed": "Speed against the step before (quartiles)",
-    "cumulative": "Speed against step 00 (product)",
+    "peak_change": "Peak vs step before",
+    "speed": "Speed vs step before (quartiles)",
+    "cumulative": "Speed vs step 00 (product)",
     "seconds": "Time a step",
-    "tokens": "Real tokens a second",
+    "tokens": "Real tokens/s",
 }
 
 

@@ -2,7 +2,7 @@
 
 from labkit.recipe import PROFILES, ladder
 from labkit.records import Record
-from labkit.report import Comparison, Memory, Report
+from labkit.report import OWNERS, PHASES, Comparison, Memory, Report
 
 STEPS = ladder(PROFILES["small"].recipe)
 PEAKS = dict(zip(STEPS, (4000, 3000, 1500, 1500, 800, 900, 900), strict=True))
@@ -32,11 +32,12 @@ DATA = {"sha256": "d" * 64, "rows": 1000, "source": "synthetic"}
 
 def make_report(recipe, peak=1000, seconds=(1.0, 1.1, 0.9), **values):
     """A report with a peak in MiB and step times in seconds."""
+    peak_bytes = peak * 2**20
     memory = Memory(
-        peak * 2**20,
-        {"forward": peak * 2**20},
-        {"weights": peak * 2**20},
-        timeline=[(peak * 2**20, "forward")],
+        peak_bytes,
+        by_phase=dict.fromkeys(PHASES, peak_bytes // 2) | {"backward": peak_bytes},
+        by_owner=dict.fromkeys(OWNERS, 0) | {"activations": peak_bytes},
+        timeline=[(peak_bytes // 2, "forward"), (peak_bytes, "backward")],
     )
     defaults = {
         "memory": memory,

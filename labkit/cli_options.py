@@ -1,0 +1,100 @@
+"""What the commands share: options, errors in one sentence, examples in their help."""
+
+import inspect
+from collections.abc import Callable
+from dataclasses import Field, fields, replace
+from functools import wraps
+from typing import Annotated
+
+import typer
+from typer.core import TyperGroup
+
+from labkit.recipe import CHOICES, PROFILES, Recipe, profile_named
+
+RECIPE_PANEL = "Recipe (what is not given comes from the profile)"
+
+Profile = Annotated[
+    str, typer.Option(metavar="|".join(PROFILES), help="Defaults for a kind of machine.")
+]
+Data = Annotated[
+    str | None,
+    typer.Option(
+        metavar="PATH",
+        help="Sentence pairs (JSONL, TSV, CSV or hub:ID) instead of labkit's own.",
+    ),
+]
+SkipBad = Annotated[
+    bool, typer.Option("--skip-bad", help="Leave out rows that cannot be used, and count them.")
+]
+AsJson = Annotated[bool, typer.Option("--json", help="Answer in one JSON document.")]
+
+
+class LabGroup(TyperGroup):
+    """Commands whose expected errors are one sentence on stderr and exit status 1."""
+
+    def invoke(self, ctx):
+        """Run the command line; an error that is not ours to expect keeps its traceback."""
+        try:
+            return super().invoke(ctx)
+        except KeyboardInterrupt:
+            raise typer.Exit(130) from None
+        except (ValueError, OSError) as error:
+            ours = type(error).__module__.startswith("labkit.")
+            if not ours and not isinstance(error, OSError):
+                raise
+            typer.echo(f"labkit: {error}", err=True)
+            raise typer.Exit(1) from None
+
+
+def examples(*commands: str) -> str:
+    """The end of a command's help: one example a line."""
+    return "\n".join(["[bold]Examples[/bold]", *(f"  $ {command}" for command in commands)])
+
+
+def recipe_options(command: Callable) -> Callable:
+    """Give a command an option for each field of Recipe, and pass it the recipe they make.
+
+    The command takes ``recipe`` and ``profile``; options that are not given keep the values of
+    the profile's recipe.
+    """
+
+    @wraps(command)
+    def with_recipe(**values):
+        changes = {f.name: _value(f, values.pop(f.name)) for f in fields(Recipe)}
+        given = {name: value for name, value in changes.items() if value is not None}
+        recipe = replace(profile_named(values["profile"]).recipe, **given)
+        return command(recipe=recipe, **values)
+
+    signature = inspect.signature(command)
+    own = [
+        parameter for parameter in signature.parameters.values() if parameter.name != "recipe"
+    ]
+    with_recipe.__signature__ = signature.replace(
+        parameters=[*own, *(_option(f) for f in fields(Recipe))]
+    )
+    return with_recipe
+
+
+def _option(f: Field) -> inspect.Parameter:
+    """The option of one recipe field."""
+    flag, kind = "--" + f.name.replace("_", "-"), type(f.default)
+    choices = f" One of {', '.join(CHOICES[f.name])}." if f.name in CHOICES else ""
+    option = typer.Option(
+        f"{flag}/--no-{flag[2:]}" if kind is bool else flag,
+        help=f.metadata["help"] + choices,
+        metavar="NAMES" if kind is tuple else None,
+        rich_help_panel=RECIPE_PANEL,
+    )
+    return inspect.Parameter(
+        f.name,
+        inspect.Parameter.KEYWORD_ONLY,
+        default=None,
+        annotation=Annotated[(list[str] if kind is tuple else kind) | None, option],
+    )
+
+
+def _value(f: Field, value):
+    """An option's value as the field holds it; layer names may be listed with commas."""
+    if isinstance(f.default, tuple) and value is not None:
+        return tuple(name for item in value for name in item.split(",")) or None
+    return value
