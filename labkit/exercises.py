@@ -7,6 +7,8 @@ import torch
 
 from labkit.report import Comparison
 
+UNANSWERED = "Not answered yet: put your answer above and run both cells again."
+
 
 @dataclass(frozen=True)
 class Exercise:
@@ -27,13 +29,17 @@ def check_answer(slug: str, answer: float | None, comparison: Comparison) -> str
         ValueError: The answer is wrong, with a hint.
     """
     if answer is None:
-        return "Not answered yet: put your answer above and run both cells again."
+        return UNANSWERED
     if not comparison.after.ok or (comparison.before and not comparison.before.ok):
         return "This step was not measured here, so there is nothing to check against."
     exercise = EXERCISES[slug]
-    right = exercise.answer(comparison)
-    if right != answer and abs(answer - right) > exercise.tolerance * abs(right):
-        raise ValueError(f"{answer:,} is not it. {exercise.hint}")
+    return judge(answer, exercise.answer(comparison), exercise.hint, exercise.tolerance)
+
+
+def judge(answer: float, right: float, hint: str, tolerance: float = 0.01) -> str:
+    """Praise an answer within the relative tolerance; any other raises a ValueError."""
+    if abs(answer - right) > tolerance * abs(right):
+        raise ValueError(f"{answer:,} is not it. {hint}")
     return f"Right: {answer:,}."
 
 

@@ -5,6 +5,7 @@ figures show it: the same notebook runs on machines where an optimisation does n
 """
 
 from collections.abc import Callable, Iterator
+from math import prod
 
 from labkit.captions import format_seconds, peak_words, speed_words, why_missing
 from labkit.report import Comparison, Report, format_bytes
@@ -137,6 +138,62 @@ def _cached_data(comparison: Comparison) -> Iterator[str]:
             f"each step on average, {data / whole:.2%} of the time"
         )
     yield _losses(comparison)
+
+
+def ladder_findings(comparisons: dict[str, Comparison]) -> list[str]:
+    """The sentences about a whole run."""
+    sentences = [
+        f"{slug} has no figures: {why_missing(comparison.after)}"
+        for slug, comparison in comparisons.items()
+        if not comparison.after.ok
+    ]
+    measured = {slug: c for slug, c in comparisons.items() if c.after.ok}
+    if len(measured) < 2:
+        return [f"{sentence}." for sentence in [*sentences, "There is nothing to compare"]]
+    (first, start), *_, (last, end) = measured.items()
+    sentences.append(
+        f"Peak memory went from {format_bytes(start.after.memory.peak_allocated_bytes)} "
+        f"({first}) to {format_bytes(end.after.memory.peak_allocated_bytes)} ({last})"
+    )
+    changes = {
+        slug: c.peak_change_bytes
+        for slug, c in measured.items()
+        if c.peak_change_bytes is not None
+    }
+    if changes and min(changes.values()) < 0:
+        slug = min(changes, key=changes.get)
+        sentences.append(f"{slug} lowered it most, by {format_bytes(-changes[slug])}")
+    for verb, chosen in (("faster", _clearly_faster), ("slower", _clearly_slower)):
+        slugs = [slug for slug, c in measured.items() if chosen(c)]
+        sentences.append(
+            f"Clearly {verb} than the step before, both quartiles: {', '.join(slugs) or 'none'}"
+        )
+    sentences.append(
+        f"The ratios multiply to {speed_product(measured):.2f}: that is how fast {last} is "
+        f"against {first}, modelled as a product"
+    )
+    losses = {
+        slug: max(abs(a - b) for a, b in zip(start.after.losses, c.after.losses, strict=False))
+        for slug, c in measured.items()
+    }
+    sentences.append(
+        "Largest difference of a step's loss from that of "
+        f"{first}: " + ", ".join(f"{slug} {loss:.1e}" for slug, loss in losses.items())
+    )
+    return [f"{sentence}." for sentence in sentences]
+
+
+def speed_product(comparisons: dict[str, Comparison]) -> float:
+    """How fast the last step is against the first: the product of the measured ratios."""
+    return prod(c.speed_ratio for c in comparisons.values() if c.speed_ratio is not None)
+
+
+def _clearly_faster(comparison: Comparison) -> bool:
+    return bool(comparison.speed_ratio_spread) and comparison.speed_ratio_spread[0] > 1
+
+
+def _clearly_slower(comparison: Comparison) -> bool:
+    return bool(comparison.speed_ratio_spread) and comparison.speed_ratio_spread[1] < 1
 
 
 SPECIAL: dict[str, Callable[[Comparison], Iterator[str]]] = {

@@ -9,8 +9,8 @@ from IPython.display import Code, Image, Markdown, display
 
 from labkit import captions
 from labkit.data import read_pairs
-from labkit.exercises import check_answer
-from labkit.findings import findings
+from labkit.exercises import UNANSWERED, check_answer, judge
+from labkit.findings import findings, ladder_findings, speed_product
 from labkit.machine import PROJECT, machine_facts
 from labkit.measure import compare
 from labkit.recipe import describe_change, ladder, profile_named
@@ -102,7 +102,7 @@ class Run:
                 f"You expected {format_bytes(self.guess_bytes)}, {error:+.0%} from what was "
                 "measured.",
             )
-        display(Markdown("\n".join(f"- {sentence}" for sentence in sentences)))
+        _bullets(sentences)
 
     def check(self, answer: float | None) -> None:
         """Check the answer to the exercise."""
@@ -137,7 +137,7 @@ def open_run(
         f"{pairs['skipped_rows']}",
         f"Machine: {machine['name']}, {machine['device']}; {versions}",
     ]
-    display(Markdown("\n".join(f"- {line}" for line in lines)))
+    _bullets(lines)
     return run
 
 
@@ -157,6 +157,17 @@ class Ladder:
         """Draw all comparisons with one of labkit's plots, and keep the figure."""
         _show(plot, self.comparisons, self.folder, "90_ladder")
 
+    def say(self) -> None:
+        """What the whole run shows."""
+        _bullets(ladder_findings(self.comparisons))
+
+    def check(self, answer: float | None) -> None:
+        """Check the answer to the exercise."""
+        hint = "Multiply speed_ratio over the steps that have one."
+        right = speed_product(self.comparisons)
+        text = UNANSWERED if answer is None else judge(answer, right, hint)
+        display(Markdown(text))
+
 
 def open_ladder(run_folder: str | None = None) -> Ladder:
     """The records in a run folder; those of notebooks run by hand by default."""
@@ -167,6 +178,10 @@ def show_source(*objects: Callable) -> None:
     """Show the source of functions or classes as it is on disk."""
     for thing in objects:
         display(Code(inspect.getsource(thing), language="python"))
+
+
+def _bullets(lines: list[str]) -> None:
+    display(Markdown("\n".join(f"- {line}" for line in lines)))
 
 
 def _show(plot: Callable, measured, folder: Path, slug: str) -> None:
