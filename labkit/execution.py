@@ -46,7 +46,7 @@ def read_notebook(path: Path):
 
     try:
         return nbformat.read(path, as_version=4)
-    except (OSError, ValueError, nbformat.ValidationError) as error:
+    except (OSError, ValueError, TypeError, AttributeError, nbformat.ValidationError) as error:
         raise NotebookError(f"{path} cannot be read as a notebook: {error}") from error
 
 

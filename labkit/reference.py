@@ -49,6 +49,8 @@ def load_references(folder: Path = REFERENCE) -> list[dict[str, Record]]:
     for path in sorted(folder.glob("*.json")):
         try:
             records = [Record.from_dict(values) for values in read_json(path)]
+            if not records:
+                raise ValueError("empty")
         except (KeyError, TypeError, AttributeError, ValueError) as error:
             raise RecordError(
                 f"{path} is no list of records. Restore it with: git checkout {path.name}"

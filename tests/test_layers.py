@@ -1,0 +1,56 @@
+import ast
+from pathlib import Path
+
+import pytest
+
+import labkit
+
+PACKAGE = Path(labkit.__file__).parent
+
+# A module imports only modules that stand before it; each line is one layer of the design.
+ORDER = """
+recipe report
+machine hub
+precision model_source model trainable compiling
+rows data synthetic tokenizer token_cache tokens
+step memory measure
+captions canvas plots overview records table summary reference
+findings exercises
+notebook page execution progress run_folder resume runner
+cli_options cli_output cli_data cli
+""".split()
+
+
+def imported_modules(path):
+    """The modules of labkit that a file imports, at its top or inside functions."""
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom) and node.module == "labkit":
+            names = [f"labkit.{alias.name}" for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, "imports are absolute"
+            names = [node.module]
+        else:
+            continue
+        found |= {name.split(".")[1] for name in names if name.startswith("labkit.")}
+    return found
+
+
+def test_every_module_has_its_place():
+    assert sorted(ORDER) == sorted(
+        path.stem for path in PACKAGE.glob("*.py") if path.stem != "__init__"
+    )
+
+
+@pytest.mark.parametrize("module", ORDER)
+def test_imports_point_down(module):
+    allowed = set(ORDER[: ORDER.index(module)])
+    assert imported_modules(PACKAGE / f"{module}.py") <= allowed
+
+
+def test_the_test_sees_an_import_inside_a_function(tmp_path):
+    path = tmp_path / "module.py"
+    path.write_text("def f():\n    from labkit import cli\n    import labkit.page\n")
+    assert imported_modules(path) == {"cli", "page"}
