@@ -8,7 +8,7 @@ import labkit
 PACKAGE = Path(labkit.__file__).parent
 
 # A module imports only modules that stand before it; each line is one layer of the design.
-ORDER = """
+LAYERS = """
 recipe report
 machine hub
 precision model_source model trainable compiling
@@ -18,7 +18,8 @@ captions canvas plots overview records table summary reference
 findings exercises
 notebook page execution progress run_folder resume runner
 cli_options cli_output cli_data cli
-""".split()
+"""
+ORDER = LAYERS.split()
 
 
 def imported_modules(path):
