@@ -117,14 +117,12 @@ def find_flaw(row: dict | Flaw) -> Flaw | None:
 def _text_flaw(text: object) -> Flaw | None:
     if not isinstance(text, str):
         return Flaw(f"is {json.dumps(text)[:40]}, not text")
-    if not text.strip():
-        return Flaw("is empty")
-    if len(text) > MAX_CHARACTERS:
-        return Flaw(f"has {len(text):,} characters, more than {MAX_CHARACTERS:,}")
-    if "\0" in text:
-        return Flaw("holds a NUL byte")
     try:
         text.encode()
     except UnicodeEncodeError:
         return NOT_UTF8
-    return None
+    if not text.strip():
+        return Flaw("is empty")
+    if len(text) > MAX_CHARACTERS:
+        return Flaw(f"has {len(text):,} characters, more than {MAX_CHARACTERS:,}")
+    return Flaw("holds a NUL byte") if "\0" in text else None

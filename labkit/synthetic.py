@@ -89,10 +89,10 @@ class PairMaker:
         topic = self.rng.choice(list(self.grammar["topics"]))
         intent = self.rng.choice(list(self.grammar["topics"][topic]))
         product = self.rng.randrange(len(self.grammar["products"]))
-        question = self._fill_slots(Question(topic, intent, product, {}))
+        question = self.fill_slots(Question(topic, intent, product, {}))
         return question, question if label else self._confusable(question)
 
-    def _fill_slots(self, question: Question) -> Question:
+    def fill_slots(self, question: Question) -> Question:
         """Give the question the slots of its intent; a value that it has stays."""
         wording = self._wordings(question)[0]
         slots = {slot for _, slot, _, _ in Formatter().parse(wording) if slot} - {"product"}
@@ -109,7 +109,7 @@ class PairMaker:
         if change == "intent":
             intents = self.grammar["topics"][question.topic]
             intent = self.rng.choice([name for name in intents if name != question.intent])
-            return self._fill_slots(replace(question, intent=intent))
+            return self.fill_slots(replace(question, intent=intent))
         if change == "product":
             product = self._other(question.product, self.grammar["products"])
             return replace(question, product=product)

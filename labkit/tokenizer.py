@@ -18,7 +18,9 @@ from labkit.recipe import EMBEDDING_MODELS, GEOMETRIES
 
 BUILT_IN_FOLDER = DATA_FOLDER / "tokenizer"
 PAD, END = "<|pad|>", "<|endoftext|>"
-TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.txt")
+TOKENIZER_FILES = (
+    "tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json", "vocab.txt",
+)  # fmt: skip
 
 logger = logging.getLogger(__name__)
 
@@ -30,8 +32,9 @@ class TokenizerError(ValueError):
 def load_tokenizer(model: str) -> PreTrainedTokenizerFast:
     """The tokenizer of ``Recipe.model``, always with a pad token (its end token if need be).
 
-    Built-in geometries, and models whose tokenizer files are not to be had, use the lab's own:
-    its ids fit their vocabulary, so memory and speed are the same. The latter is logged.
+    Built-in geometries use the lab's own. So does a model without tokenizer files, or a
+    Qwen3-Embedding that is out of reach, and one logged line says so: the ids of the small
+    vocabulary are rows of the large one, so the model computes as much as with its own.
 
     Raises:
         TokenizerError: The hub cannot be reached, files are broken, the vocabulary of a model
@@ -107,7 +110,7 @@ def encode(
     tokenizer: PreTrainedTokenizerFast,
     first: list[str],
     second: list[str],
-    max_length: int | None,
+    max_length: int | None = None,
 ) -> list[list[int]]:
     """Token ids of each pair; of one longer than ``max_length`` the longer text is cut.
 
