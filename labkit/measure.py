@@ -13,7 +13,7 @@ from labkit.compiling import CompilerMissing, compile_cache, graphs_compiled
 from labkit.data import Pairs
 from labkit.machine import default_device, machine_facts
 from labkit.memory import measure_memory
-from labkit.model_source import find_model
+from labkit.model_source import ModelError, find_model
 from labkit.precision import choose_precision, product_seconds
 from labkit.recipe import Recipe
 from labkit.report import Comparison, Report
@@ -50,6 +50,12 @@ class Trial:
         self.source = find_model(recipe.model)
         self.precision = choose_precision(recipe, device, emulate=emulate)
         self.tokenizer = load_tokenizer(recipe.model)
+        vocabulary = self.source.config.get_text_config().vocab_size
+        if len(self.tokenizer) > vocabulary:
+            raise ModelError(
+                f"model {recipe.model}: its vocabulary of {vocabulary} is smaller than that of "
+                f"its tokenizer ({len(self.tokenizer)}); they do not belong together."
+            )
         self.stream = lambda: batches(recipe, pairs, self.tokenizer, cache_folder=cache_folder)
         self.step: TrainingStep | None = None
         self.calls = 0
@@ -90,7 +96,7 @@ class Trial:
             self.release()
 
     def prepare(self) -> None:
-        """Build the step and warm it up, so that every shape of the timed steps was seen."""
+        """Build the step and warm it up; compiled, on every shape that will be timed."""
         self.progress("building the model")
         self.step = build_step(
             self.recipe,
@@ -109,9 +115,9 @@ class Trial:
         graphs, seen = graphs_compiled(), set()
         for index, batch in enumerate(planned):
             shapes = {part.input_ids.shape for part in batch.split(self.recipe.micro_batches)}
-            if index >= self.warmup_steps and shapes <= seen:
-                continue
             compiles = self.recipe.compile != "none" and not shapes <= seen
+            if index >= self.warmup_steps and not compiles:
+                continue
             self.progress(f"warm-up step {index + 1}{', compiling' * compiles}")
             seconds = self._run(iter([batch]))
             if not seen:

@@ -2,8 +2,8 @@
 
 On a CPU every allocation and free of PyTorch's allocator is recorded, so the figure is the
 same on every run; the resident set is shown beside it, never instead. On CUDA the allocator's
-own peak counters are read phase by phase. MPS keeps no peak, so it is sampled where phases meet,
-and the report says so.
+own peak counters are read phase by phase. MPS keeps no peak, so it is sampled where phases
+meet, and the report says so.
 """
 
 from collections import Counter

@@ -1,10 +1,12 @@
 """The model that is trained: a transformers classifier with LoRA matrices and a new head."""
 
+import copy
 import warnings
 from pathlib import Path
 
 import torch
 from peft import LoraConfig, TaskType, get_peft_model
+from safetensors import SafetensorError
 from torch import nn
 from transformers import AutoModelForSequenceClassification
 from transformers.modeling_layers import GradientCheckpointingLayer
@@ -28,7 +30,7 @@ def build_model(
             implementation is not installed, or the weights do not load.
     """
     torch.manual_seed(recipe.seed)
-    config = source.config
+    config = copy.deepcopy(source.config)
     config.num_labels = 2
     config.pad_token_id = pad_token_id
     config.use_cache = False  # training reads no key-value cache; leaving it on keeps one alive
@@ -46,7 +48,7 @@ def build_model(
                 source.weights_from, config=config, use_safetensors=True, **options,
                 local_files_only=Path(source.weights_from).is_dir() or not hub_reachable(),
             )  # fmt: skip
-    except (OSError, ValueError, ImportError, RuntimeError) as error:
+    except (OSError, ValueError, ImportError, RuntimeError, SafetensorError) as error:
         if isinstance(error, torch.OutOfMemoryError) or "can't allocate memory" in str(error):
             raise
         reason = str(error).strip().splitlines()[0]

@@ -4,7 +4,6 @@ This is the code that is measured, and the code that is predicted: there is no o
 """
 
 import contextlib
-import warnings
 from collections.abc import Callable
 
 import torch
@@ -47,7 +46,7 @@ class TrainingStep:
         ]
         self.optimizer = torch.optim.AdamW(self.trained, lr=recipe.learning_rate)
         self.scaler = torch.amp.GradScaler(
-            device.type, enabled=precision.autocast == torch.float16
+            device.type, enabled=torch.float16 in (precision.autocast, precision.weights)
         )
         self.forward = compile_model(model, recipe, device)
         self.skipped_steps = 0
@@ -68,7 +67,7 @@ class TrainingStep:
             mark("forward")
             loss = self.loss(part, pairs=len(batch.labels))
             mark("backward")
-            self.backward(loss)
+            self.scaler.scale(loss).backward()
             total += loss.detach()
             del loss  # or the graph of this part is alive while the next one is built
         mark("optimizer")
@@ -90,12 +89,6 @@ class TrainingStep:
             )
         summed = functional.cross_entropy(output.logits.float(), part.labels, reduction="sum")
         return summed / pairs
-
-    def backward(self, loss: torch.Tensor) -> None:
-        """Add the gradients of ``loss``; a frozen path through a checkpoint is an error."""
-        with warnings.catch_warnings():
-            warnings.filterwarnings("error", "None of the inputs have requires_grad")
-            self.scaler.scale(loss).backward()
 
     def update(self) -> None:
         """Unscale, clip, step: in this order, or the norm that is clipped is a scaled one."""
