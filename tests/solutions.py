@@ -1,0 +1,41 @@
+"""Right answers to the notebooks' exercises, each worked out another way than the lab does."""
+
+from math import prod
+
+
+def optimizer_state(run, result):
+    trained = result.after.trainable["lora"] + result.after.trainable["head"]
+    layers = {"qwen3-tiny": 2, "qwen3-small": 4}[run.after.model]
+    tensors = layers * len(run.after.lora_targets) * 2 + 1
+    return 8 * trained + 4 * tensors
+
+
+def base_gradients(run, result):
+    kept = result.before.memory.state_bytes["gradients"]
+    return kept - result.after.memory.state_bytes["gradients"]
+
+
+def padding_share(run, result):
+    computed, real = sum(result.after.computed_tokens), sum(result.after.real_tokens)
+    return (computed - real) / computed
+
+
+def ordinary_steps(run, result):
+    ordinary = result.after.median_step_seconds
+    return result.after.compile["first_step_seconds"] / ordinary - 1
+
+
+SOLUTIONS = {
+    "00_baseline": optimizer_state,
+    "01_freeze_base": base_gradients,
+    "02_checkpointing": lambda run, result: 1.5,
+    "03_amp": lambda run, result: 8,  # 7 bits after the leading one; half a step is 2 ** -8
+    "04_accumulation": lambda run, result: -(-run.after.batch_size // 3) / run.after.batch_size,
+    "05_compile": ordinary_steps,
+    "06_cached_data": padding_share,
+}
+
+
+def ladder_product(course):
+    ratios = [c.speed_ratio for c in course.comparisons.values() if c.before is not None]
+    return prod(ratio for ratio in ratios if ratio is not None)
