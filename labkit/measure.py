@@ -24,6 +24,10 @@ from labkit.trainable import check_gradients, trainable_parameters
 COUNTED_PAIRS = 2  # enough to see how often a layer runs
 
 
+class MeasureError(ValueError):
+    """A measurement that cannot be made as asked; the message says what to change."""
+
+
 def is_out_of_memory(error: BaseException) -> bool:
     """Whether an error means that memory ran out: on a card, or in the CPU's allocator."""
     return isinstance(error, (torch.OutOfMemoryError, MemoryError)) or (
@@ -189,6 +193,20 @@ def _time(trials: list[Trial], timed_steps: int, progress: Callable[[str], None]
             trial.attempt(trial.time_step)
 
 
+def _usable_device(name: torch.device | str) -> torch.device:
+    """The device of that name, if this machine has it."""
+    here = ["cpu", default_device()]
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        device = None
+    if device is None or device.type not in here:
+        raise MeasureError(
+            f"device {name!r}: this machine has {' and '.join(dict.fromkeys(here))}."
+        )
+    return device
+
+
 def measure(recipe: Recipe, pairs: Pairs, **options) -> Report:
     """Measure one recipe; the options are those of ``compare``."""
     return compare(None, recipe, pairs, **options).after
@@ -223,14 +241,15 @@ def compare(
         Both reports; one that ran out of memory or was skipped says so in its status.
 
     Raises:
-        ValueError: ``warmup_steps < 1`` or ``timed_steps < 3``, or what the parts raise about a
-            model, a tokenizer or the data.
+        MeasureError: ``warmup_steps < 1``, ``timed_steps < 3``, or no such device here.
+        ModelError, TokenizerError, CacheError: As the parts of the step say.
+        TrainingError: The step does not train what the recipe says.
     """
     if warmup_steps < 1:
-        raise ValueError(f"warmup_steps must be at least 1, not {warmup_steps}.")
+        raise MeasureError(f"warmup_steps must be at least 1, not {warmup_steps}.")
     if timed_steps < 3:
-        raise ValueError(f"timed_steps must be at least 3, not {timed_steps}.")
-    device = torch.device(device or default_device())
+        raise MeasureError(f"timed_steps must be at least 3, not {timed_steps}.")
+    device = _usable_device(device or default_device())
     trials = [
         Trial(
             recipe,

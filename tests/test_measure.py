@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from labkit import measure as measuring
-from labkit.measure import compare, measure
+from labkit.measure import MeasureError, compare, measure
 from labkit.recipe import Recipe
 from labkit.step import TrainingStep
 
@@ -154,12 +154,14 @@ def test_a_format_without_hardware_is_not_used_and_the_reason_is_noted(pairs, mo
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"warmup_steps": 0}, "warmup_steps must be"),
-        ({"timed_steps": 2}, "timed_steps must be"),
+        ({"warmup_steps": 0}, "warmup_steps must be at least 1"),
+        ({"timed_steps": 2}, "timed_steps must be at least 3"),
+        ({"device": "xpu"}, "device 'xpu': this machine has cpu"),
+        ({"device": "toaster"}, "device 'toaster': this machine has cpu"),
     ],
 )
-def test_too_few_steps_are_refused(pairs, options, words):
-    with pytest.raises(ValueError, match=words):
+def test_what_cannot_be_measured_is_refused(pairs, options, words):
+    with pytest.raises(MeasureError, match=words):
         measure(TINY, pairs, **{**FEW, **options})
 
 
