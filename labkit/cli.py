@@ -85,6 +85,9 @@ def run(
     )
     notebooks = [asdict(notebook) for notebook in result.notebooks]
     show_run(result.folder, result.page, as_json, notebooks=notebooks)
+    for notebook in result.notebooks:
+        if notebook.reason:
+            typer.echo(f"{notebook.slug}: {notebook.outcome}: {notebook.reason}", err=True)
     raise typer.Exit(result.exit_status)
 
 

@@ -10,6 +10,9 @@ OFFLINE_PAGE = """{% extends "lab/index.html.j2" %}
 {% block jupyter_widgets %}{% endblock %}
 {% block html_head_js_mathjax %}{% endblock %}
 {% block html_head_js_mermaidjs %}{% endblock %}
+{% block extra_css %}<style>.jp-OutputArea-output .highlight pre {
+font: var(--jp-code-font-size)/var(--jp-code-line-height) var(--jp-code-font-family) }</style>
+{% endblock %}
 {% block data_png %}<div class="jp-RenderedImage jp-OutputArea-output"><img
 src="data:image/png;base64,{{ output.data['image/png'] }}"
 alt="{{ (output | get_metadata('alt', 'image/png') or 'Figure') | escape_html }}"></div>

@@ -3,6 +3,7 @@
 import json
 import math
 import os
+import re
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import cache
@@ -172,8 +173,15 @@ def _standard(value):
 
 @cache
 def _code_sha256() -> str:
-    """A hash of labkit's own source."""
-    digest = sha256()
-    for path in sorted(Path(__file__).parent.glob("*.py")):
-        digest.update(path.name.encode() + path.read_bytes())
-    return digest.hexdigest()
+    """A hash of the code that figures come from: ``measure`` and every module it imports."""
+    sources, waiting = {}, ["measure"]
+    while waiting:
+        module = waiting.pop()
+        if module not in sources:
+            sources[module] = (Path(__file__).parent / f"{module}.py").read_text(
+                encoding="utf-8"
+            )
+            waiting += re.findall(
+                r"^\s*from labkit\.(\w+) import", sources[module], re.MULTILINE
+            )
+    return sha256(json.dumps(sources, sort_keys=True).encode()).hexdigest()

@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 from samples import MACHINE, make_record
 
+from labkit import records
 from labkit.recipe import PROFILES, ladder
 from labkit.records import (
     RecordError,
@@ -103,3 +104,28 @@ def test_key_depends_on_every_input():
     }
     assert input_key(**inputs) in keys
     assert len(keys) == 1 + len(others)
+
+
+def test_key_depends_on_the_code_that_measures_and_on_no_other(tmp_path, monkeypatch):
+    imports = {
+        "measure": "step",
+        "step": "report",
+        "report": "recipe",
+        "recipe": "",
+        "page": "",
+    }
+    for module, imported in imports.items():
+        text = f"from labkit.{imported} import x\n" if imported else ""
+        (tmp_path / f"{module}.py").write_text(text, encoding="utf-8")
+    monkeypatch.setattr(records, "__file__", str(tmp_path / "records.py"))
+
+    def code_after(change):
+        with (tmp_path / f"{change}.py").open("a", encoding="utf-8") as file:
+            file.write("# changed\n")
+        records._code_sha256.cache_clear()
+        return records._code_sha256()
+
+    first = code_after("page")
+    assert code_after("page") == first
+    assert code_after("recipe") != first
+    records._code_sha256.cache_clear()
