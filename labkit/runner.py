@@ -99,7 +99,7 @@ def run_course(
         root / "runs", name or profile, keep=resume or bool(only), say=narrator.say
     ) as folder:
         values = (profile, str(folder), data, skip_bad)
-        narrator.say(f"{len(notebooks)} notebooks on {facts_text(pairs.facts())}")
+        narrator.say(f"{len(notebooks)} notebooks; data: {facts_text(pairs.facts())}")
         course = Course(chosen, folder, dict(zip(PARAMETERS, values, strict=True)), narrator)
         result = RunResult(folder)
         for number, notebook in enumerate(notebooks, 1):
