@@ -4,6 +4,7 @@
 """
 
 import os
+import warnings
 from importlib import import_module
 
 # Read by torch and tokenizers when they are loaded. The profiler's start and stop lines and its
@@ -11,12 +12,18 @@ from importlib import import_module
 os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
 os.environ.setdefault("KINETO_LOG_LEVEL", "99")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+# Threads that wait for each other spin by default. Where another process, or another guest of
+# the same host, takes one of the cores, they spin for its whole time slice: steps then last a
+# second at random. Waiting passively costs next to nothing and keeps step times comparable.
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+# Progress bars are text under papermill and offline; that widgets are missing is no news.
+warnings.filterwarnings("ignore", "IProgress not found")
 
 _HOME = {
     "recipe": ("PROFILES", "Recipe", "ladder", "profile_named"),
     "report": ("Comparison", "Report", "format_bytes"),
     "data": ("read_pairs",),
-    "measure": ("compare", "measure"),
+    "measure": ("compare",),
     "records": ("load_record", "load_records"),
     "plots": ("plot_peaks", "plot_phases", "plot_step_times", "plot_timeline"),
     "overview": ("plot_ladder",),

@@ -27,9 +27,9 @@ def machine_facts(device_type: str | None = None) -> dict:
         device_type: ``cpu``, ``cuda`` or ``mps``; None for the default of this machine.
 
     Returns:
-        ``name`` (device and cores, for people), ``cpu``, ``cores``, ``threads``,
-        ``memory_bytes``, ``device``, ``device_name``, ``cpu_capability``, ``os``, ``python``,
-        ``versions`` by package, and ``commit`` (None outside a git checkout).
+        ``name`` (device and cores, for people), ``cpu``, ``cores``, ``threads`` and how they
+        wait, ``memory_bytes``, ``device``, ``device_name``, ``cpu_capability``, ``os``,
+        ``python``, ``versions`` by package, and ``commit`` (None outside a git checkout).
     """
     import torch
 
@@ -42,6 +42,7 @@ def machine_facts(device_type: str | None = None) -> dict:
         "cpu": cpu,
         "cores": cores,
         "threads": torch.get_num_threads(),
+        "wait_policy": os.environ.get("OMP_WAIT_POLICY", "default"),
         "memory_bytes": memory_bytes(),
         "device": device,
         "device_name": device_name,

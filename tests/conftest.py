@@ -1,5 +1,7 @@
 """Small real models and batches, made once."""
 
+import labkit  # noqa: F401, I001 - before torch, whose threads read what it sets
+
 from itertools import islice
 
 import pytest
