@@ -3,7 +3,7 @@
 A plot and its alternative text are written from the same reports, so they cannot disagree.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from statistics import median
 from textwrap import shorten
 
@@ -54,21 +54,25 @@ def named_reports(comparison: Comparison) -> list[tuple[str, Report]]:
     before, after = comparison.before, comparison.after
     if before is None:
         return [("this step", after)]
-    changes = differences(before.recipe, after.recipe)
+    changed = differences(before.recipe, after.recipe)
     return [
-        (_name("previous step", {field: old for field, (old, _) in changes.items()}), before),
-        (_name("this step", {field: new for field, (_, new) in changes.items()}), after),
+        (_name("previous step", before, changed), before),
+        (_name("this step", after, changed), after),
     ]
 
 
-def _name(step: str, values: dict) -> str:
+def _name(step: str, report: Report, changed: Iterable[str]) -> str:
     """A step with the fields in which it differs: ``this step (autocast=bfloat16)``."""
-    texts = {
-        name: " ".join(value) if isinstance(value, tuple) else value
-        for name, value in values.items()
-    }
-    listed = ", ".join(f"{name}={text}" for name, text in texts.items())
+    listed = ", ".join(f"{field}={_value(report, field)}" for field in changed)
     return f"{step} ({listed})" if listed else step
+
+
+def _value(report: Report, field: str) -> str:
+    """What a recipe asks for in a field, and whether it is a format that was not used."""
+    asked = getattr(report.recipe, field)
+    unused = report.precision.get(field, asked) != asked
+    text = " ".join(asked) if isinstance(asked, tuple) else str(asked)
+    return f"{text}, not used here" if unused else text
 
 
 def peak_words(comparison: Comparison) -> str:

@@ -38,7 +38,7 @@ class LabGroup(TyperGroup):
             return super().invoke(ctx)
         except KeyboardInterrupt:
             raise typer.Exit(130) from None
-        except (ValueError, OSError) as error:
+        except Exception as error:
             ours = type(error).__module__.startswith("labkit.")
             if not ours and not isinstance(error, OSError):
                 raise

@@ -5,6 +5,7 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 
+import torch
 from IPython.display import Code, Image, Markdown, display
 
 from labkit import captions
@@ -13,9 +14,11 @@ from labkit.exercises import UNANSWERED, check_answer, judge
 from labkit.findings import findings, ladder_findings, speed_product
 from labkit.machine import PROJECT, machine_facts
 from labkit.measure import compare
+from labkit.precision import choose_precision
 from labkit.recipe import describe_change, ladder, profile_named
 from labkit.records import Record, input_key, load_records, save_record, write_text
 from labkit.report import Comparison, format_bytes
+from labkit.summary import facts_text
 from labkit.table import markdown_table, table_rows
 
 BY_HAND = PROJECT / "runs" / "by-hand"  # where notebooks write that nobody runs as a course
@@ -129,10 +132,12 @@ def open_run(
     machine, pairs = machine_facts(), run.pairs.facts()
     versions = ", ".join(f"{name} {number}" for name, number in machine["versions"].items())
     recipe = run.after
+    precision = choose_precision(recipe, torch.device(machine["device"])).to_dict()
     lines = [
         f"**{slug}**, profile {profile}: {describe_change(run.before, recipe)}",
-        f"Model {recipe.model}, weights {recipe.weights}, autocast {recipe.autocast}; "
-        f"{recipe.batch_size} pairs a step, at most {recipe.max_length} tokens each",
+        f"Model {recipe.model}; {recipe.batch_size} pairs a step, at most {recipe.max_length} "
+        "tokens each",
+        f"Number formats: {facts_text(precision)}",
         f"Data: {pairs['name']}, {pairs['pairs']:,} pairs; rows skipped: "
         f"{pairs['skipped_rows']}",
         f"Machine: {machine['name']}, {machine['device']}; {versions}",

@@ -174,7 +174,7 @@ PROFILES = {
     profile.name: profile
     for profile in (
         Profile("tiny", Recipe(model="qwen3-tiny", batch_size=8, max_length=32), 1, 3),
-        Profile("small", Recipe(model="qwen3-small"), 2, 8),
+        Profile("small", Recipe(model="qwen3-small"), 1, 8),
         Profile("0.6b", Recipe(model=EMBEDDING_MODELS[0], batch_size=128), 3, 20),
         Profile("4b", Recipe(model=EMBEDDING_MODELS[1], weights="bfloat16"), 3, 20),
     )

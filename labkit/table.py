@@ -1,7 +1,7 @@
 """The ladder as a table: a row a step, in figures for programs and in words for people."""
 
 from labkit.captions import STATUS_WORDS, format_seconds, why_missing
-from labkit.recipe import Recipe, describe_change, ladder
+from labkit.recipe import Recipe, describe_change, differences, ladder
 from labkit.records import Record
 from labkit.report import format_bytes
 
@@ -112,7 +112,7 @@ def _measured_row(record: Record, speed_of: dict[Recipe, float]) -> dict:
     """The row of a record; ``speed_of`` holds the cumulative speed of each recipe so far."""
     comparison = record.comparison
     before, after = comparison.before, comparison.after
-    row = _empty_row(record.slug, _change(record), after.status, _gap_note(record))
+    row = _empty_row(record.slug, _change(record), after.status, _note(record))
     if before is None and after.ok:
         row["cumulative_speed_product"] = 1.0
     elif comparison.speed_ratio and before.recipe in speed_of:
@@ -139,13 +139,17 @@ def _change(record: Record) -> str:
     return describe_change(before.recipe if before else None, record.comparison.after.recipe)
 
 
-def _gap_note(record: Record) -> str:
-    """Why figures are missing from a record, nothing if none are."""
+def _note(record: Record) -> str:
+    """Why figures are missing, or why the changed format was not used; else nothing."""
     before, after = record.comparison.before, record.comparison.after
     if not after.ok:
         return why_missing(after)
     if before is not None and not before.ok:
         return f"no ratio: the step before is not measured ({why_missing(before)})"
+    if before is not None and {"weights", "autocast"} & set(
+        differences(before.recipe, after.recipe)
+    ):
+        return after.precision.get("reason", "")
     return ""
 
 

@@ -4,6 +4,9 @@ from pathlib import Path
 
 import pytest
 
+from labkit.reference import load_references
+from labkit.table import markdown_table, table_rows
+
 ROOT = Path(__file__).parent.parent
 PIN = re.compile(r"^(?:\s*- )?([\w-]+==[\w.]+)", re.MULTILINE)
 TREE_LINE = re.compile(r"^([\s│├└─]*)((?:[\w.-]+/?)(?:, [\w.-]+/?)*)(?:\s{2,}.*)?$")
@@ -101,3 +104,18 @@ def test_ci_runs_the_two_commands_of_the_readme():
 def test_no_large_file_is_committed():
     large = [name for name in tracked_files() if (ROOT / name).stat().st_size > 500 * 1024]
     assert large == []
+
+
+def test_readme_shows_the_reference_run_as_it_is():
+    """The block between the two comments is what ``labkit report --markdown`` prints for it."""
+    block = text("README.md").split("a test compares them -->\n")[1]
+    block = block.split("\n<!-- end of results -->")[0]
+    caption, table = block.split("\n\n", 1)
+    for records in load_references():
+        if markdown_table(table_rows(records)).strip() == table.strip():
+            machine = next(iter(records.values())).machine
+            versions = machine["versions"]
+            assert machine["name"] in caption
+            assert f"torch {versions['torch']}" in caption
+            return
+    pytest.fail("README's table is of no run in data/reference")

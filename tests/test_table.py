@@ -1,6 +1,7 @@
 import pytest
 from samples import STEPS, make_record, make_records
 
+from labkit.captions import named_reports
 from labkit.summary import report_summary
 from labkit.table import HEADINGS, effect_words, markdown_table, row_words, table_rows
 
@@ -99,3 +100,18 @@ def test_summary_of_a_failure_is_its_reason():
     summary = report_summary(record.comparison.after)
     assert summary["Status"] == "out of memory: too big"
     assert not any("memory" in name for name in summary)
+
+
+def test_a_format_that_was_not_used_is_noted_at_its_own_step_only():
+    unused = {"weights": "float32", "autocast": "none", "reason": "no instructions for it"}
+    records = make_records()
+    for slug in ("03_amp", "04_accumulation"):
+        records[slug] = make_record(slug, precision=unused)
+    rows = rows_by_slug(records)
+    assert rows["03_amp"]["note"] == "no instructions for it"
+    assert rows["04_accumulation"]["note"] == ""
+    names = [name for name, _ in named_reports(records["03_amp"].comparison)]
+    assert names == [
+        "previous step (autocast=none)",
+        "this step (autocast=bfloat16, not used here)",
+    ]
