@@ -29,10 +29,9 @@ def findings(slug: str, comparison: Comparison) -> list[str]:
 
 
 def _clear(comparison: Comparison) -> str:
-    spread = comparison.speed_ratio_spread
-    if spread and spread[0] <= 1 <= spread[1]:
-        return "; 1 lies between the quartiles, so these steps show no effect on speed"
-    return ""
+    if comparison.speed_change_is_clear:
+        return ""
+    return "; the pairs do not agree enough to show an effect on speed"
 
 
 def _baseline(comparison: Comparison) -> Iterator[str]:
@@ -163,11 +162,12 @@ def ladder_findings(comparisons: dict[str, Comparison]) -> list[str]:
     if changes and min(changes.values()) < 0:
         slug = min(changes, key=changes.get)
         sentences.append(f"{slug} lowered it most, by {format_bytes(-changes[slug])}")
-    for verb, chosen in (("faster", _clearly_faster), ("slower", _clearly_slower)):
-        slugs = [slug for slug, c in measured.items() if chosen(c)]
-        sentences.append(
-            f"Clearly {verb} than the step before, both quartiles: {', '.join(slugs) or 'none'}"
-        )
+    clear = {slug: c.speed_ratio for slug, c in measured.items() if c.speed_change_is_clear}
+    for verb, slugs in (
+        ("faster", [slug for slug, ratio in clear.items() if ratio > 1]),
+        ("slower", [slug for slug, ratio in clear.items() if ratio < 1]),
+    ):
+        sentences.append(f"Clearly {verb} than the step before: {', '.join(slugs) or 'none'}")
     sentences.append(
         f"The ratios multiply to {speed_product(measured):.2f}: that is how fast {last} is "
         f"against {first}, modelled as a product"
@@ -186,14 +186,6 @@ def ladder_findings(comparisons: dict[str, Comparison]) -> list[str]:
 def speed_product(comparisons: dict[str, Comparison]) -> float:
     """How fast the last step is against the first: the product of the measured ratios."""
     return prod(c.speed_ratio for c in comparisons.values() if c.speed_ratio is not None)
-
-
-def _clearly_faster(comparison: Comparison) -> bool:
-    return bool(comparison.speed_ratio_spread) and comparison.speed_ratio_spread[0] > 1
-
-
-def _clearly_slower(comparison: Comparison) -> bool:
-    return bool(comparison.speed_ratio_spread) and comparison.speed_ratio_spread[1] < 1
 
 
 SPECIAL: dict[str, Callable[[Comparison], Iterator[str]]] = {

@@ -5,6 +5,7 @@ measured": no field ever holds a zero that nobody measured.
 """
 
 from dataclasses import asdict, dataclass, field
+from math import comb
 from statistics import median, quantiles
 
 from labkit.recipe import Recipe
@@ -125,6 +126,24 @@ class Comparison:
             return None
         first, _, third = quantiles(self.speed_ratios, n=4, method="inclusive")
         return first, third
+
+    @property
+    def speed_change_is_clear(self) -> bool | None:
+        """Whether the pairs agree so far that chance is no likely cause; None without pairs.
+
+        The quartiles of a handful of pairs exclude 1 too often when nothing has changed. A
+        sign test does not: of eight pairs, all must be faster, or all slower.
+
+        Source:
+            Sign test, two-sided, at 5 %: the number of pairs above 1 is binomial with 1/2.
+        """
+        ratios = [ratio for ratio in self.speed_ratios if ratio != 1]
+        if not self.speed_ratios:
+            return None
+        above = sum(ratio > 1 for ratio in ratios)
+        agreeing = max(above, len(ratios) - above)
+        as_extreme = sum(comb(len(ratios), k) for k in range(agreeing, len(ratios) + 1))
+        return 2 * as_extreme / 2 ** len(ratios) < 0.05
 
     @property
     def peak_change_bytes(self) -> int | None:

@@ -26,7 +26,8 @@ def table_rows(records: dict[str, Record]) -> list[dict]:
     Returns:
         Rows with ``slug``, ``change``, ``status`` (``not_run`` without a record),
         ``peak_allocated_bytes``, ``peak_change_bytes`` and ``peak_change_share`` (of the step
-        before, both from one session), ``speed_ratio`` with ``speed_ratio_quartiles``,
+        before, both from one session), ``speed_ratio`` with ``speed_ratio_quartiles``
+        and ``speed_change_is_clear`` (by a sign test over the pairs),
         ``cumulative_speed_product`` (the product of the ratios so far, 1 for the first step),
         ``median_step_seconds``, ``real_tokens_per_second`` and ``note``, the reason for a gap.
     """
@@ -70,9 +71,8 @@ def effect_words(row: dict) -> str:
     if share is not None:
         words.append("same peak" if share == 0 else f"{_percent(share)} peak")
     if ratio is not None:
-        first, third = row["speed_ratio_quartiles"] or (ratio, ratio)
-        unclear = first <= 1 <= third
-        words.append("no clear change of speed" if unclear else f"{ratio:.2f}× speed")
+        clear = row["speed_change_is_clear"]
+        words.append(f"{ratio:.2f}× speed" if clear else "no clear change of speed")
     return ", ".join(words) or "where the ladder starts"
 
 
@@ -101,6 +101,7 @@ def _empty_row(slug: str, change: str, status: str, note: str) -> dict:
         "peak_change_share": None,
         "speed_ratio": None,
         "speed_ratio_quartiles": None,
+        "speed_change_is_clear": None,
         "cumulative_speed_product": None,
         "median_step_seconds": None,
         "real_tokens_per_second": None,
@@ -128,6 +129,7 @@ def _measured_row(record: Record, speed_of: dict[Recipe, float]) -> dict:
         "peak_change_bytes": comparison.peak_change_bytes,
         "speed_ratio": comparison.speed_ratio,
         "speed_ratio_quartiles": comparison.speed_ratio_spread,
+        "speed_change_is_clear": comparison.speed_change_is_clear,
         "median_step_seconds": after.median_step_seconds,
         "real_tokens_per_second": after.real_tokens_per_second,
     }
@@ -178,7 +180,8 @@ def _speed_words(row: dict) -> str:
     if row["speed_ratio_quartiles"] is None:
         return _times(row["speed_ratio"])
     first, third = row["speed_ratio_quartiles"]
-    return f"{_times(row['speed_ratio'])} ({first:.2f}–{third:.2f})"
+    unclear = "" if row["speed_change_is_clear"] else ", unclear"
+    return f"{_times(row['speed_ratio'])} ({first:.2f}–{third:.2f}){unclear}"
 
 
 def _times(ratio: float | None) -> str:

@@ -30,7 +30,7 @@ MACHINE = {
 DATA = {"sha256": "d" * 64, "rows": 1000, "source": "synthetic"}
 
 
-def make_report(recipe, peak=1000, seconds=(1.0, 1.1, 0.9), **values):
+def make_report(recipe, peak=1000, seconds=(1.0, 1.1, 0.9) * 2, **values):
     """A report with a peak in MiB and step times in seconds."""
     peak_bytes = peak * 2**20
     memory = Memory(
@@ -54,7 +54,7 @@ def make_record(slug="01_freeze_base", profile="small", **values):
     """The record of a ladder step; ``values`` replace fields of the step's report."""
     slugs = list(STEPS)
     before = slugs[slugs.index(slug) - 1] if slug != slugs[0] else None
-    seconds = [second / RATIOS[slug] for second in (1.0, 1.1, 0.9)]
+    seconds = [second / RATIOS[slug] for second in (1.0, 1.1, 0.9) * 2]
     after = make_report(STEPS[slug], PEAKS[slug], seconds, **values)
     return Record(
         slug, profile, Comparison(after, before and make_report(STEPS[before], PEAKS[before]))

@@ -49,14 +49,14 @@ def text(slug, comparison):
 
 def test_no_effect_on_speed_is_said_as_such():
     said = text("03_amp", compare("03_amp", [1.0, 1.0, 1.2, 0.9], [1.0, 1.1, 1.0, 1.0]))
-    assert "these steps show no effect on speed" in said
+    assert "do not agree enough to show an effect on speed" in said
     assert "the same as the previous step, to the byte" in said
 
 
 def test_a_clear_effect_is_said_with_its_spread():
-    said = text("02_checkpointing", compare("02_checkpointing", [1, 1, 1], [2, 2, 2]))
+    said = text("02_checkpointing", compare("02_checkpointing", [1] * 8, [2] * 8))
     assert "0.50 times as fast as the previous step" in said
-    assert "no effect on speed" not in said
+    assert "agree" not in said
 
 
 def test_a_format_that_is_imitated_is_explained_by_its_measured_cost():
@@ -126,10 +126,10 @@ def test_a_step_that_was_not_timed_has_no_speed(slug):
 
 def test_the_whole_ladder_is_summed_up():
     comparisons = {
-        "00_baseline": Comparison(after=report("00_baseline", [4, 4, 4])),
-        "01_freeze_base": compare("01_freeze_base", [4, 4, 4], [2, 2, 2], after={"peak": 900}),
+        "00_baseline": Comparison(after=report("00_baseline", [4] * 6)),
+        "01_freeze_base": compare("01_freeze_base", [4] * 6, [2] * 6, after={"peak": 900}),
         "02_checkpointing": compare(
-            "02_checkpointing", [2, 2, 2], [4, 4, 4], before={"peak": 900}, after={"peak": 700}
+            "02_checkpointing", [2] * 6, [4] * 6, before={"peak": 900}, after={"peak": 700}
         ),
         "05_compile": Comparison(
             after=Report(STEPS["05_compile"], status="skipped", reason="no compiler")
@@ -139,8 +139,8 @@ def test_the_whole_ladder_is_summed_up():
     assert "05_compile has no figures: skipped: no compiler." in said
     assert "from 1000 B (00_baseline) to 700 B (02_checkpointing)" in said
     assert "02_checkpointing lowered it most, by 200 B" in said
-    assert "Clearly faster than the step before, both quartiles: 01_freeze_base." in said
-    assert "Clearly slower than the step before, both quartiles: 02_checkpointing." in said
+    assert "Clearly faster than the step before: 01_freeze_base." in said
+    assert "Clearly slower than the step before: 02_checkpointing." in said
     assert "The ratios multiply to 1.00" in said
 
 

@@ -27,6 +27,30 @@ def test_the_ratio_is_the_median_of_neighbouring_pairs():
     assert comparison.speed_ratio_spread == (1.5, 2.5)
 
 
+@pytest.mark.parametrize(
+    ("faster", "slower", "clear"),
+    [
+        (8, 0, True),  # two-sided: 2 / 2**8
+        (7, 1, False),  # 2 * (8 + 1) / 2**8 = 7 %
+        (0, 6, True),  # 2 / 2**6 = 3.1 %
+        (5, 0, False),  # 2 / 2**5 = 6.3 %
+        (3, 0, False),
+        (17, 3, True),  # published table of the sign test: 20 pairs, at most 5 against
+        (14, 6, False),
+    ],
+)
+def test_an_effect_is_clear_when_a_sign_test_says_so(faster, slower, clear):
+    comparison = Comparison(
+        after=report([1] * (faster + slower)), before=report([2] * faster + [0.5] * slower)
+    )
+    assert comparison.speed_change_is_clear == clear
+
+
+def test_equal_times_are_no_clear_effect():
+    assert Comparison(report([1] * 8), report([1] * 8)).speed_change_is_clear is False
+    assert Comparison(report([1] * 8)).speed_change_is_clear is None
+
+
 def test_tokens_per_second_are_those_of_real_tokens():
     assert report([1, 3]).real_tokens_per_second == 20 / 4
 

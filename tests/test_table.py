@@ -90,7 +90,7 @@ def test_summary_of_a_report_holds_what_was_measured():
     summary = report_summary(report)
     assert summary["Status"] == "ok"
     assert summary["Peak memory"] == "2.93 GiB"
-    assert summary["Time a step"] == "800.0 ms (quartiles 760.0 ms to 840.0 ms, 3 steps)"
+    assert summary["Time a step"] == "800.0 ms (quartiles 740.0 ms to 860.0 ms, 6 steps)"
     assert summary["Padding"] == "33% of the computed tokens"
     assert "Peak reserved" not in summary
 
