@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help lab test lint notebook clean
+.PHONY: help lab test lint bench notebook clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-10s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -22,6 +22,9 @@ lint: .venv/dev-installed ## check style, and that no notebook holds outputs
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/nbstripout --keep-id --verify notebooks/*.ipynb
+
+bench: .venv/lab-installed ## benchmarks of the lab's own choices
+	$(BIN)/python bench/wait_policy.py
 
 notebook: .venv/lab-installed ## open the notebooks in JupyterLab
 	$(BIN)/jupyter lab notebooks

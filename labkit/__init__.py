@@ -14,7 +14,7 @@ os.environ.setdefault("KINETO_LOG_LEVEL", "99")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 # Threads that wait for each other spin by default. Where another process, or another guest of
 # the same host, takes one of the cores, they spin for its whole time slice: steps then last a
-# second at random. Waiting passively costs next to nothing and keeps step times comparable.
+# second at random. bench/wait_policy.py shows the difference on any machine.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 # Progress bars are text under papermill and offline; that widgets are missing is no news.
 warnings.filterwarnings("ignore", "IProgress not found")

@@ -21,7 +21,7 @@ def compile_model(model: nn.Module, recipe: Recipe, device: torch.device) -> Cal
     """The model's forward, compiled if the recipe says so; compiling waits for the first call.
 
     The LoRA model is wrapped, not the base: compiled first, its parameters get other names
-    and a saved adapter no longer loads (TRAPS 53).
+    and a saved adapter no longer loads (huggingface/peft #2957).
     """
     if recipe.compile == "none":
         return model

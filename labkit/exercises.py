@@ -5,7 +5,20 @@ from dataclasses import dataclass
 
 import torch
 
+from labkit.model_source import find_model
+from labkit.precision import choose_precision
+from labkit.recipe import Recipe
 from labkit.report import Comparison
+from labkit.step import build_step, count_layer_forwards
+from labkit.tokens import collate
+
+
+class WrongAnswer(ValueError):
+    """A wrong answer to an exercise, with a hint; a notebook shows the words alone."""
+
+    def _render_traceback_(self) -> list[str]:  # IPython asks for it
+        return [str(self)]
+
 
 UNANSWERED = "Not answered yet: put your answer above and run both cells again."
 
@@ -26,7 +39,7 @@ def check_answer(slug: str, answer: float | None, comparison: Comparison) -> str
     """Say whether an answer is right; no answer is no error, so that a course can run alone.
 
     Raises:
-        ValueError: The answer is wrong, with a hint.
+        WrongAnswer: With a hint.
     """
     if answer is None:
         return UNANSWERED
@@ -37,10 +50,19 @@ def check_answer(slug: str, answer: float | None, comparison: Comparison) -> str
 
 
 def judge(answer: float, right: float, hint: str, tolerance: float = 0.01) -> str:
-    """Praise an answer within the relative tolerance; any other raises a ValueError."""
-    if abs(answer - right) > tolerance * abs(right):
-        raise ValueError(f"{answer:,} is not it. {hint}")
+    """Praise an answer within the relative tolerance; any other is a WrongAnswer."""
+    if not isinstance(answer, int | float):
+        raise WrongAnswer(f"The answer is a number, not {answer!r}. {hint}")
+    if not abs(answer - right) <= tolerance * abs(right):
+        raise WrongAnswer(f"{answer:,} is not it. {hint}")
     return f"Right: {answer:,}."
+
+
+def _runs_when_every_second_layer_is_recomputed(_: Comparison) -> float:
+    recipe, cpu = Recipe(model="qwen3-tiny", checkpoint_every=2), torch.device("cpu")
+    source, precision = find_model(recipe.model), choose_precision(recipe, cpu)
+    step = build_step(recipe, source, precision, cpu, pad_token_id=0)
+    return count_layer_forwards(step, collate([[1, 2], [3]], [0, 1], pad_id=0, length=None))
 
 
 def _smallest_step_lost_in_bfloat16(_: Comparison) -> int:
@@ -64,7 +86,7 @@ EXERCISES = {
         "One float32 gradient for each base parameter that had one.",
     ),
     "02_checkpointing": Exercise(
-        lambda c: 1 + 1 / 2,
+        _runs_when_every_second_layer_is_recomputed,
         "Half the layers run forward once, the other half once more in backward.",
     ),
     "03_amp": Exercise(

@@ -1,186 +1,21 @@
 """Measures what a recipe costs on this machine: exact bytes, and times of interleaved steps."""
 
-import gc
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import ExitStack
-from itertools import islice
 from pathlib import Path
 
 import torch
 
-from labkit.compiling import CompilerMissing, compile_cache, graphs_compiled
+from labkit.compiling import compile_cache
 from labkit.data import Pairs
-from labkit.machine import default_device, machine_facts
-from labkit.memory import measure_memory
-from labkit.model_source import ModelError, find_model
-from labkit.precision import choose_precision, product_seconds
+from labkit.machine import default_device
 from labkit.recipe import Recipe
 from labkit.report import Comparison, Report
-from labkit.step import TrainingStep, build_step, count_layer_forwards
-from labkit.tokens import Batch, batches, load_tokenizer
-from labkit.trainable import check_gradients, trainable_parameters
-
-COUNTED_PAIRS = 2  # enough to see how often a layer runs
+from labkit.trial import Trial
 
 
 class MeasureError(ValueError):
     """A measurement that cannot be made as asked; the message says what to change."""
-
-
-def is_out_of_memory(error: BaseException) -> bool:
-    """Whether an error means that memory ran out: on a card, or in the CPU's allocator."""
-    return isinstance(error, (torch.OutOfMemoryError, MemoryError)) or (
-        isinstance(error, RuntimeError) and "can't allocate memory" in str(error)
-    )
-
-
-class Trial:
-    """One recipe being measured: its step, its batches, and the report they fill."""
-
-    def __init__(
-        self,
-        recipe: Recipe,
-        pairs: Pairs,
-        device: torch.device,
-        *,
-        steps: tuple[int, int],
-        cache_folder: Path | None,
-        emulate: bool,
-        progress: Callable[[str], None],
-    ) -> None:
-        self.recipe, self.device, self.progress = recipe, device, progress
-        self.warmup_steps, self.timed_steps = steps
-        self.source = find_model(recipe.model)
-        self.precision = choose_precision(recipe, device, emulate=emulate)
-        self.tokenizer = load_tokenizer(recipe.model)
-        vocabulary = self.source.config.get_text_config().vocab_size
-        if len(self.tokenizer) > vocabulary:
-            raise ModelError(
-                f"model {recipe.model}: its vocabulary of {vocabulary} is smaller than that of "
-                f"its tokenizer ({len(self.tokenizer)}); they do not belong together."
-            )
-        self.stream = lambda: batches(recipe, pairs, self.tokenizer, cache_folder=cache_folder)
-        self.step: TrainingStep | None = None
-        self.calls = 0
-        self.report = Report(
-            recipe=recipe,
-            precision=self.precision.to_dict(),
-            model=self.source.facts(),
-            data=pairs.facts(),
-            machine=machine_facts(device.type),
-        )
-        if self.precision.reason:
-            self.report.notes.append(self.precision.reason)
-            asked = recipe.autocast if recipe.autocast != "none" else recipe.weights
-            used = self.precision.autocast or self.precision.weights
-            self.report.product_seconds = product_seconds([used, getattr(torch, asked)], device)
-
-    def attempt(self, work: Callable[[], None]) -> None:
-        """Do a part of the work; running out of memory or of a compiler is a result of it."""
-        if not self.report.ok:
-            return
-        try:
-            work()
-        except CompilerMissing as error:
-            self.report.status, self.report.reason = "skipped", str(error)
-        except (RuntimeError, MemoryError) as error:
-            if not is_out_of_memory(error):
-                raise
-            reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-            if self.report.memory is None:
-                self.report.status, self.report.reason = "out_of_memory", reason
-            else:  # its bytes were taken while it was alone
-                self.report.step_seconds.clear()
-                self.report.notes.append(
-                    f"not timed: out of memory beside the other recipe ({reason})"
-                )
-                self.release()
-        if not self.report.ok:
-            self.release()
-
-    def prepare(self) -> None:
-        """Build the step and warm it up; compiled, on every shape that will be timed."""
-        self.progress("building the model")
-        self.step = build_step(
-            self.recipe,
-            self.source,
-            self.precision,
-            self.device,
-            pad_token_id=self.tokenizer.pad_token_id,
-        )
-        self.calls = 0
-        self.report.losses = []
-        self.report.trainable = trainable_parameters(self.step.model)
-        planned = list(islice(self.stream(), self.warmup_steps + self.timed_steps))
-        probe = planned[0].split(max(1, len(planned[0].labels) // COUNTED_PAIRS))[0]
-        self.report.layer_forwards = count_layer_forwards(self.step, probe.to(self.device))
-
-        graphs, seen = graphs_compiled(), set()
-        for index, batch in enumerate(planned):
-            shapes = {part.input_ids.shape for part in batch.split(self.recipe.micro_batches)}
-            compiles = self.recipe.compile != "none" and not shapes <= seen
-            if index >= self.warmup_steps and not compiles:
-                continue
-            self.progress(f"warm-up step {index + 1}{', compiling' * compiles}")
-            seconds = self._run(iter([batch]))
-            if not seen:
-                first_step_seconds = seconds
-                check_gradients(self.step.model)
-            seen |= shapes
-        if self.recipe.compile != "none" and self.report.compile is None:
-            self.report.compile = {
-                "first_step_seconds": first_step_seconds,
-                "graphs": graphs_compiled() - graphs,
-                "recompilations_while_timed": 0,
-            }
-        self.largest = max(planned, key=lambda batch: batch.input_ids.numel())
-
-    def observe_memory(self) -> None:
-        """Take the bytes of one warm step, on the largest batch of those that will be timed."""
-        self.progress("recording allocations of one step")
-        torch.manual_seed(self.recipe.seed)
-        self.report.memory = measure_memory(self.step, self.largest.to(self.device))
-
-    def start_timing(self) -> None:
-        """Open the stream of batches that the timed steps draw from."""
-        self.timed_batches = islice(self.stream(), self.warmup_steps, None)
-
-    def time_step(self) -> None:
-        """One timed step, the making of its batch included."""
-        if self.step is None:
-            return
-        graphs = graphs_compiled()
-        self._run(self.timed_batches, timed=True)
-        if self.report.compile is not None:
-            self.report.compile["recompilations_while_timed"] += graphs_compiled() - graphs
-        self.report.skipped_steps = self.step.skipped_steps
-
-    def _run(self, source: Iterator[Batch], *, timed: bool = False) -> float:
-        """Seconds of one step on the next batch of ``source``, from the pairs to the update."""
-        torch.manual_seed(
-            self.recipe.seed + self.calls
-        )  # dropout does not depend on neighbours
-        self.calls += 1
-        start = time.perf_counter()
-        batch = next(source)
-        made = time.perf_counter()
-        loss = self.step(batch.to(self.device))  # reading the loss waits for the device
-        seconds = time.perf_counter() - start
-        self.report.losses.append(loss)
-        if timed:
-            self.report.step_seconds.append(seconds)
-            self.report.data_seconds.append(made - start)
-            self.report.real_tokens.append(batch.real_tokens)
-            self.report.computed_tokens.append(batch.input_ids.numel())
-        return seconds
-
-    def release(self) -> None:
-        """Give the step's memory back."""
-        self.step = None
-        gc.collect()
-        if self.device.type != "cpu":
-            torch.get_device_module(self.device).empty_cache()
 
 
 def _time(trials: list[Trial], timed_steps: int, progress: Callable[[str], None]) -> None:
@@ -258,9 +93,9 @@ def compare(
             steps=(warmup_steps, timed_steps),
             cache_folder=cache_folder,
             emulate=emulate,
-            progress=lambda text, name=name: progress(f"{name}: {text}"),
+            progress=lambda text, name=name: progress(f"{name}{text}"),
         )
-        for name, recipe in (("before", before), ("after", after))
+        for name, recipe in (("step before: ", before), ("this step: ", after))
         if recipe is not None
     ]
     with ExitStack() as stack:

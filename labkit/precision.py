@@ -1,8 +1,8 @@
 """Which number formats a run really uses, and why.
 
 A processor without instructions for a 16-bit format still accepts it: every product is then
-converted back and forth, many times slower than float32, and nothing warns (TRAPS 25). So a
-format is used only where the hardware has it, and what was chosen is part of the report.
+converted back and forth, many times slower than float32, and nothing warns (pytorch #124996).
+So a format is used only where the hardware has it, and what was chosen is part of the report.
 """
 
 import time

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from labkit.exercises import UNANSWERED, check_answer, judge
+from labkit.exercises import UNANSWERED, WrongAnswer, check_answer, judge
 from labkit.findings import findings, ladder_findings
 from labkit.recipe import Recipe, ladder
 from labkit.report import Comparison, Memory, Report
@@ -153,8 +153,18 @@ def test_a_ladder_without_figures_has_nothing_to_compare():
 
 def test_answers_are_judged_by_their_relative_error():
     assert judge(101, 100, "hint").startswith("Right: 101")
-    with pytest.raises(ValueError, match=r"102 is not it\. Try again"):
+    with pytest.raises(WrongAnswer, match=r"102 is not it\. Try again"):
         judge(102, 100, "Try again")
+
+
+@pytest.mark.parametrize("answer", ["fifty", [50], float("nan")])
+def test_an_answer_that_is_no_number_is_wrong(answer):
+    with pytest.raises(WrongAnswer, match="Try again"):
+        judge(answer, 50, "Try again")
+
+
+def test_a_wrong_answer_is_shown_without_a_traceback():
+    assert WrongAnswer("3 is not it.")._render_traceback_() == ["3 is not it."]
 
 
 def test_an_open_exercise_is_no_error():

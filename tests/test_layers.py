@@ -13,7 +13,7 @@ recipe report
 machine hub
 precision model_source model trainable compiling
 rows data synthetic tokenizer token_cache tokens
-step memory measure
+step memory trial measure
 captions canvas plots overview records table summary reference
 findings exercises
 notebook page execution progress run_folder resume runner

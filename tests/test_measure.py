@@ -6,10 +6,10 @@ from dataclasses import replace
 import pytest
 import torch
 
-from labkit import measure as measuring
 from labkit.measure import MeasureError, compare, measure
 from labkit.recipe import Recipe
 from labkit.step import TrainingStep
+from labkit.trial import is_out_of_memory
 
 TINY = Recipe(model="qwen3-tiny", batch_size=8, max_length=32)
 FEW = {"warmup_steps": 1, "timed_steps": 3, "device": "cpu"}
@@ -168,12 +168,12 @@ def test_what_cannot_be_measured_is_refused(pairs, options, words):
 def test_progress_is_told(pairs):
     said = []
     compare(None, TINY, pairs, progress=said.append, **FEW)
-    assert said[0] == "after: building the model"
+    assert said[0] == "this step: building the model"
     assert said[-1] == "timed step 3 of 3"
 
 
 def test_is_out_of_memory_knows_what_is_none():
-    assert not measuring.is_out_of_memory(ValueError("can't allocate memory"))
+    assert not is_out_of_memory(ValueError("can't allocate memory"))
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux enforces RLIMIT_AS")

@@ -11,7 +11,7 @@ import nbformat
 import pytest
 from solutions import SOLUTIONS, ladder_product
 
-from labkit.exercises import EXERCISES, check_answer, judge
+from labkit.exercises import EXERCISES, WrongAnswer, check_answer, judge
 from labkit.findings import SPECIAL, findings, ladder_findings, speed_product
 from labkit.recipe import ladder, profile_named
 from labkit.records import load_records
@@ -149,7 +149,7 @@ def test_exercises_take_the_right_answer_and_refuse_a_wrong_one(course, slug):
         pytest.skip(f"not measured here: {comparison.after.reason}")
     right = SOLUTIONS[slug](run, comparison)
     assert check_answer(slug, right, comparison).startswith("Right")
-    with pytest.raises(ValueError, match="is not it"):
+    with pytest.raises(WrongAnswer, match="is not it"):
         check_answer(slug, right * 1.5 + 1, comparison)
 
 

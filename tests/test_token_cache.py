@@ -72,7 +72,7 @@ def test_a_second_call_reads_the_file_and_tokenises_nothing(make, monkeypatch, f
 
 
 def test_a_call_of_the_tokenizer_in_between_does_not_spoil_the_cache(make, monkeypatch, file):
-    """It leaves truncation and padding behind in the live object (TRAPS 56)."""
+    """It leaves truncation and padding behind in the live object (datasets #5985)."""
     tokenizer = load_tokenizer("qwen3-tiny")
     tokenizer(["a b c"], truncation=True, max_length=2, padding="max_length")
     monkeypatch.setattr(token_cache, "encode", None)
