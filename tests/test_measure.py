@@ -2,6 +2,7 @@ import os
 import subprocess
 import sys
 from dataclasses import replace
+from functools import partial
 
 import pytest
 import torch
@@ -201,18 +202,22 @@ print(report.status, "|", report.reason)
     assert done.stdout.startswith("out_of_memory |"), done.stdout + done.stderr
 
 
+def test_warm_up_sees_every_shape_that_is_timed(pairs, tmp_path, monkeypatch):
+    # parts of 3, 3 and 2 pairs are two shapes; tracing counts the same with a quick backend
+    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="aot_eager"))
+    recipe = replace(TINY, padding="max", micro_batches=3, compile="default")
+    report = measure(recipe, pairs, cache_folder=tmp_path, **FEW)
+    assert report.compile["graphs"] == 2
+    assert report.compile["recompilations_while_timed"] == 0
+
+
 @pytest.mark.compiles
-def test_a_compiled_step_counts_its_graphs_and_trains_alike(pairs, tmp_path):
-    eager = replace(TINY, lora_dropout=0.0, padding="max", checkpoint_every=1)
+def test_a_compiled_step_trains_like_an_eager_one(pairs, tmp_path):
+    eager = replace(TINY, lora_dropout=0.0, padding="max")
     compiled = replace(eager, compile="default")
     comparison = compare(eager, compiled, pairs, cache_folder=tmp_path, **FEW)
     report = comparison.after
-    assert report.compile["graphs"] == 1
-    assert report.compile["recompilations_while_timed"] == 0
-    assert report.compile["first_step_seconds"] > 2 * report.median_step_seconds
     assert report.losses == pytest.approx(comparison.before.losses, abs=1e-5)
+    assert report.compile["graphs"] == 1
+    assert report.compile["first_step_seconds"] > 2 * report.median_step_seconds
     assert (tmp_path / "inductor").is_dir()
-    # another shape for the last, smaller part: warm-up has seen it, timing compiles nothing
-    uneven = measure(replace(compiled, micro_batches=3), pairs, cache_folder=tmp_path, **FEW)
-    assert uneven.compile["graphs"] >= 1
-    assert uneven.compile["recompilations_while_timed"] == 0
