@@ -43,7 +43,7 @@ clean: ## remove the virtual environment and caches; runs/ stays
 	@touch $@
 
 .venv/lab-installed: requirements.txt pyproject.toml | .venv/made
-	@echo "== installing the pinned packages, a minute or more"
+	@echo "== installing the pinned packages, some minutes"
 	$(BIN)/python -m pip install -r requirements.txt
 	$(BIN)/python -m pip install --no-deps -e .
 	@touch $@

@@ -11,6 +11,7 @@ OFFLINE_PAGE = """{% extends "lab/index.html.j2" %}
 {% block html_head_js_mathjax %}{% endblock %}
 {% block html_head_js_mermaidjs %}{% endblock %}
 {% block extra_css %}<style>.jp-OutputArea-output .highlight pre {
+white-space: pre; overflow-x: auto;
 font: var(--jp-code-font-size)/var(--jp-code-line-height) var(--jp-code-font-family) }</style>
 {% endblock %}
 {% block data_png %}<div class="jp-RenderedImage jp-OutputArea-output"><img

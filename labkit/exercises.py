@@ -13,11 +13,15 @@ from labkit.step import build_step, count_layer_forwards
 from labkit.tokens import collate
 
 
-class WrongAnswer(ValueError):
-    """A wrong answer to an exercise, with a hint; a notebook shows the words alone."""
+class Hint(ValueError):
+    """A word to the reader of a notebook, which shows it without a traceback."""
 
     def _render_traceback_(self) -> list[str]:  # IPython asks for it
         return [str(self)]
+
+
+class WrongAnswer(Hint):
+    """A wrong answer to an exercise."""
 
 
 UNANSWERED = "Not answered yet: put your answer above and run both cells again."
@@ -55,7 +59,7 @@ def judge(answer: float, right: float, hint: str, tolerance: float = 0.01) -> st
         raise WrongAnswer(f"The answer is a number, not {answer!r}. {hint}")
     if not abs(answer - right) <= tolerance * abs(right):
         raise WrongAnswer(f"{answer:,} is not it. {hint}")
-    return f"Right: {answer:,}."
+    return f"Right: {right:,}."
 
 
 def _runs_when_every_second_layer_is_recomputed(_: Comparison) -> float:

@@ -31,6 +31,8 @@ def findings(slug: str, comparison: Comparison) -> list[str]:
 def _clear(comparison: Comparison) -> str:
     if comparison.speed_change_is_clear:
         return ""
+    if comparison.speed_change_is_clear is None:
+        return f"; {len(comparison.speed_ratios)} pairs are too few to exclude chance"
     return "; the pairs do not agree enough to show an effect on speed"
 
 
@@ -72,8 +74,8 @@ def _checkpointing(comparison: Comparison) -> Iterator[str]:
         f"{format_bytes(after.memory.by_owner['activations'])} now"
     )
     yield (
-        f"Counted, each layer's forward ran {before.layer_forwards:g} times a micro-batch "
-        f"before and {after.layer_forwards:g} times now"
+        "Counted runs of each layer's forward for a micro-batch: "
+        f"{before.layer_forwards:g} before, {after.layer_forwards:g} now"
     )
     yield _losses(comparison)
 
@@ -122,9 +124,9 @@ def _compile(comparison: Comparison) -> Iterator[str]:
     )
     steps = comparison.steps_until_paid
     if steps is not None and steps < float("inf"):
-        yield f"Compiling has paid for itself after {steps:,.0f} steps"
+        yield f"By the medians, compiling has paid for itself after {steps:,.0f} steps"
     else:
-        yield "No step is faster than before, so compiling never pays for itself here"
+        yield "The median step is no faster than before: compiling never pays for itself here"
     yield _losses(comparison)
 
 
@@ -170,7 +172,7 @@ def ladder_findings(comparisons: dict[str, Comparison]) -> list[str]:
         sentences.append(f"Clearly {verb} than the step before: {', '.join(slugs) or 'none'}")
     sentences.append(
         f"The ratios multiply to {speed_product(measured):.2f}: that is how fast {last} is "
-        f"against {first}, modelled as a product"
+        f"against {first}, modelled as a product, unclear ratios included"
     )
     losses = {
         slug: max(abs(a - b) for a, b in zip(start.after.losses, c.after.losses, strict=False))

@@ -6,11 +6,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 import torch
-from IPython.display import Code, Image, Markdown, display
+from IPython.display import Code, DisplayHandle, Image, Markdown, display
 
 from labkit import captions
 from labkit.data import read_pairs
-from labkit.exercises import UNANSWERED, check_answer, judge
+from labkit.exercises import UNANSWERED, Hint, check_answer, judge
 from labkit.findings import findings, ladder_findings, speed_product
 from labkit.machine import PROJECT, machine_facts
 from labkit.measure import compare
@@ -18,6 +18,7 @@ from labkit.precision import choose_precision
 from labkit.recipe import describe_change, ladder, profile_named
 from labkit.records import Record, input_key, load_records, save_record, write_text
 from labkit.report import Comparison, format_bytes
+from labkit.run_folder import newest_run
 from labkit.summary import facts_text
 from labkit.table import markdown_table, table_rows
 
@@ -31,7 +32,6 @@ class Run:
     Attributes:
         before: Recipe of the step before, None for the first.
         after: Recipe of this step.
-        comparison: What was measured; None until ``measure`` was called.
     """
 
     def __init__(
@@ -46,16 +46,33 @@ class Run:
         self.slug = slug
         self.profile = profile_named(profile)
         steps = ladder(self.profile.recipe)
+        if slug not in steps:
+            raise Hint(f"There is no step {slug!r}. The steps are {', '.join(steps)}.")
         slugs = list(steps)
         self.after = steps[slug]
         self.before = steps[slugs[slugs.index(slug) - 1]] if slug != slugs[0] else None
         self.folder = Path(run_folder) if run_folder else BY_HAND
         self.pairs = read_pairs(data, skip_bad=skip_bad)
         self.guess_bytes: int | None = None
-        self.comparison: Comparison | None = None
+        self._comparison: Comparison | None = None
+
+    @property
+    def comparison(self) -> Comparison:
+        """What was measured.
+
+        Raises:
+            Hint: Nothing was, yet.
+        """
+        if self._comparison is None:
+            raise Hint("Nothing is measured yet: run the cell with run.measure() first.")
+        return self._comparison
 
     def guess(self, peak_bytes: float | None) -> None:
         """Note what the reader expects, to be held against what is measured."""
+        if not isinstance(peak_bytes, int | float | None):
+            raise Hint(
+                f"A guess is a number of bytes, such as 300 * 2**20, not {peak_bytes!r}."
+            )
         self.guess_bytes = peak_bytes
         text = (
             "No guess yet." if peak_bytes is None else f"You expect {format_bytes(peak_bytes)}."
@@ -64,8 +81,9 @@ class Run:
 
     def measure(self) -> Comparison:
         """Measure this step against the one before, and keep the record."""
-        status = display(Markdown("starting"), display_id=True)
-        self.comparison = compare(
+        status = DisplayHandle()
+        status.display(Markdown("starting"))
+        self._comparison = compare(
             self.before,
             self.after,
             self.pairs,
@@ -150,12 +168,14 @@ class Ladder:
     """The records of a whole run; nothing is measured here."""
 
     def __init__(self, run_folder: str | None) -> None:
-        self.folder = Path(run_folder) if run_folder else BY_HAND
+        self.folder = Path(run_folder) if run_folder else newest_run(PROJECT / "runs")
         self.records = load_records(self.folder)
         self.comparisons = {slug: record.comparison for slug, record in self.records.items()}
 
     def table(self) -> None:
-        """The steps with their measured figures."""
+        """The steps with their measured figures, and where they come from."""
+        reports = [comparison.after for comparison in self.comparisons.values()]
+        display(Markdown(f"Run {self.folder.name}: {captions.provenance(*reports)}."))
         display(Markdown(markdown_table(table_rows(self.records))))
 
     def show(self, plot: Callable) -> None:
@@ -175,7 +195,7 @@ class Ladder:
 
 
 def open_ladder(run_folder: str | None = None) -> Ladder:
-    """The records in a run folder; those of notebooks run by hand by default."""
+    """The records in a run folder; those of the newest run by default."""
     return Ladder(run_folder)
 
 

@@ -33,7 +33,7 @@ def plot_ladder(
     right.axvline(1, color="black", linewidth=0.8, zorder=0)
     right.margins(x=0.25)
     right.tick_params(left=False)
-    right.set_xlabel("Speed against the previous step (×)")
+    right.set_xlabel("Speed against the previous step (×)\nhollow: no clear effect")
     right.spines[["top", "right"]].set_visible(False)
     what = "Peak memory, and speed with its quartiles"
     finish(left, what, provenance(*reports), width=2 * columns(left))
@@ -61,5 +61,8 @@ def _draw_ratio(ax: Axes, row: int, comparison: Comparison) -> None:
         return
     first, third = comparison.speed_ratio_spread or (ratio, ratio)
     quartiles = [[ratio - first], [third - ratio]]
-    ax.errorbar(ratio, row, xerr=quartiles, fmt="D", color="#D55E00", capsize=4)
+    filled = "#D55E00" if comparison.speed_change_is_clear else "white"
+    ax.errorbar(
+        ratio, row, xerr=quartiles, fmt="D", color="#D55E00", capsize=4, markerfacecolor=filled
+    )
     write(ax, ratio, row - 0.3, f"{ratio:.2f} ×")

@@ -74,7 +74,11 @@ def _headline(rows: list[dict]) -> str:
         f"{format_bytes(last)} ({last / first - 1:+.0%})"
     ).replace("-", "−")
     speed = peaks[-1]["cumulative_speed_product"]
-    return f"{sentence}, {speed:.2f} times as fast" if speed else sentence
+    return (
+        f"{sentence}, {speed:.2f} times as fast (the product of all ratios)"
+        if speed
+        else sentence
+    )
 
 
 def _facts(record: Record) -> dict[str, str]:

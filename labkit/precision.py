@@ -23,7 +23,7 @@ class Precision:
 
     weights: torch.dtype
     autocast: torch.dtype | None
-    reason: str = ""  # why something else was asked for
+    reason: str = ""  # why something else than asked is used
 
     def to_dict(self) -> dict[str, str]:
         """The formats by name, for the report."""

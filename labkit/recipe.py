@@ -1,4 +1,4 @@
-"""What is trained, and how: the one value that is measured, predicted and planned with.
+"""What is trained, and how: the one value that every part of the lab speaks.
 
 A recipe is frozen. The course is a ladder of recipes, each one ``replace`` of the step before,
 so that a difference between two neighbours has exactly one cause.

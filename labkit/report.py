@@ -1,4 +1,4 @@
-"""What a recipe costs: plain data that both oracles, measuring and predicting, return.
+"""What a recipe costs: plain data, the same whoever found it out.
 
 Bytes and counts are integers, times are every raw value in seconds, and ``None`` means "not
 measured": no field ever holds a zero that nobody measured.
@@ -12,6 +12,7 @@ from labkit.recipe import Recipe
 
 STATUSES = ("ok", "out_of_memory", "skipped", "error", "interrupted")
 PHASES = ("before", "forward", "backward", "optimizer")
+PAIRS_TO_JUDGE = 6  # the least number of coins for which 2 / 2**n is below 5 %
 OWNERS = ("weights", "gradients", "optimizer_state", "inputs", "activations")
 
 
@@ -129,7 +130,9 @@ class Comparison:
 
     @property
     def speed_change_is_clear(self) -> bool | None:
-        """Whether the pairs agree so far that chance is no likely cause; None without pairs.
+        """Whether the pairs agree so far that chance is no likely cause.
+
+        None with fewer than ``PAIRS_TO_JUDGE`` pairs: even if all agree, that is too few.
 
         The quartiles of a handful of pairs exclude 1 too often when nothing has changed. A
         sign test does not: of eight pairs, all must be faster, or all slower.
@@ -138,7 +141,7 @@ class Comparison:
             Sign test, two-sided, at 5 %: the number of pairs above 1 is binomial with 1/2.
         """
         ratios = [ratio for ratio in self.speed_ratios if ratio != 1]
-        if not self.speed_ratios:
+        if len(self.speed_ratios) < PAIRS_TO_JUDGE:
             return None
         above = sum(ratio > 1 for ratio in ratios)
         agreeing = max(above, len(ratios) - above)

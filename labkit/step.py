@@ -1,6 +1,6 @@
 """One optimizer step, and everything a recipe changes about it.
 
-This is the code that is measured, and the code that is predicted: there is no other.
+This is the code that is measured. There is no other training code in the lab.
 """
 
 import contextlib

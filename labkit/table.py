@@ -72,7 +72,10 @@ def effect_words(row: dict) -> str:
         words.append("same peak" if share == 0 else f"{_percent(share)} peak")
     if ratio is not None:
         clear = row["speed_change_is_clear"]
-        words.append(f"{ratio:.2f}× speed" if clear else "no clear change of speed")
+        unclear = (
+            "too few pairs to judge speed" if clear is None else "no clear change of speed"
+        )
+        words.append(f"{ratio:.2f}× speed" if clear else unclear)
     return ", ".join(words) or "where the ladder starts"
 
 
@@ -180,8 +183,8 @@ def _speed_words(row: dict) -> str:
     if row["speed_ratio_quartiles"] is None:
         return _times(row["speed_ratio"])
     first, third = row["speed_ratio_quartiles"]
-    unclear = "" if row["speed_change_is_clear"] else ", unclear"
-    return f"{_times(row['speed_ratio'])} ({first:.2f}–{third:.2f}){unclear}"
+    mark = {True: "", False: ", unclear", None: ", too few pairs"}[row["speed_change_is_clear"]]
+    return f"{_times(row['speed_ratio'])} ({first:.2f}–{third:.2f}){mark}"
 
 
 def _times(ratio: float | None) -> str:

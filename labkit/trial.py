@@ -39,13 +39,14 @@ class Trial:
         pairs: Pairs,
         device: torch.device,
         *,
-        steps: tuple[int, int],
+        warmup_steps: int,
+        timed_steps: int,
         cache_folder: Path | None,
         emulate: bool,
         progress: Callable[[str], None],
     ) -> None:
         self.recipe, self.device, self.progress = recipe, device, progress
-        self.warmup_steps, self.timed_steps = steps
+        self.warmup_steps, self.timed_steps = warmup_steps, timed_steps
         self.source = find_model(recipe.model)
         self.precision = choose_precision(recipe, device, emulate=emulate)
         self.tokenizer = load_tokenizer(recipe.model)

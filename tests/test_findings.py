@@ -48,7 +48,7 @@ def text(slug, comparison):
 
 
 def test_no_effect_on_speed_is_said_as_such():
-    said = text("03_amp", compare("03_amp", [1.0, 1.0, 1.2, 0.9], [1.0, 1.1, 1.0, 1.0]))
+    said = text("03_amp", compare("03_amp", [1.0, 1.0, 1.2, 0.9] * 2, [1.0, 1.1, 1.0, 1.0] * 2))
     assert "do not agree enough to show an effect on speed" in said
     assert "the same as the previous step, to the byte" in said
 
@@ -152,7 +152,7 @@ def test_a_ladder_without_figures_has_nothing_to_compare():
 
 
 def test_answers_are_judged_by_their_relative_error():
-    assert judge(101, 100, "hint").startswith("Right: 101")
+    assert judge(101, 100, "hint").startswith("Right: 100")
     with pytest.raises(WrongAnswer, match=r"102 is not it\. Try again"):
         judge(102, 100, "Try again")
 
@@ -176,3 +176,9 @@ def test_an_open_exercise_is_no_error():
 def test_there_is_nothing_to_check_when_nothing_was_measured():
     gone = replace(report("00_baseline", [1]), status="out_of_memory", memory=None)
     assert "was not measured here" in check_answer("00_baseline", 5, Comparison(gone))
+
+
+def test_too_few_pairs_are_not_called_a_lack_of_agreement():
+    said = text("02_checkpointing", compare("02_checkpointing", [1, 1, 1], [2, 2, 2]))
+    assert "3 pairs are too few to exclude chance" in said
+    assert "agree" not in said

@@ -16,7 +16,7 @@ rows data synthetic tokenizer token_cache tokens
 step memory trial measure
 captions canvas plots overview records table summary reference
 findings exercises
-notebook page execution progress run_folder resume runner
+run_folder notebook page execution progress resume runner
 cli_options cli_output cli_data cli
 """
 ORDER = LAYERS.split()
