@@ -109,7 +109,8 @@ def measure(
         typer.Option(metavar="cpu|cuda|mps", help="By default the fastest there is."),
     ] = None,
     timed_steps: Annotated[
-        int | None, typer.Option(min=3, help="Steps that are timed; the profile's number.")
+        int | None,
+        typer.Option(min=3, max=1000, help="Steps that are timed; the profile's number."),
     ] = None,
     emulate: Annotated[
         bool, typer.Option("--emulate", help="Use number formats the hardware only imitates.")
@@ -166,12 +167,14 @@ def report(
     """Show a finished run again and renew its page."""
     from labkit.machine import PROJECT
     from labkit.page import write_page
-    from labkit.records import load_records
+    from labkit.records import RecordError, load_records
     from labkit.reference import save_reference as save
     from labkit.run_folder import newest_run
     from labkit.table import markdown_table, table_rows
 
     folder = run_folder or newest_run(PROJECT / "runs")
+    if not load_records(folder):
+        raise RecordError(f"There is no run in {folder}. Make one with: labkit run")
     page = write_page(folder)
     if save_reference:
         typer.echo(f"Kept as {save(load_records(folder))}", err=True)

@@ -1,6 +1,7 @@
 """What the commands share: options, errors in one sentence, examples in their help."""
 
 import inspect
+import sys
 from collections.abc import Callable
 from dataclasses import Field, fields, replace
 from functools import wraps
@@ -31,6 +32,13 @@ AsJson = Annotated[bool, typer.Option("--json", help="Answer in one JSON documen
 
 class LabGroup(TyperGroup):
     """Commands whose expected errors are one sentence on stderr and exit status 1."""
+
+    def main(self, *args, **options):
+        """Start; a terminal that cannot write a character gets a question mark for it."""
+        for stream in (sys.stdout, sys.stderr):
+            if hasattr(stream, "reconfigure"):
+                stream.reconfigure(errors="replace")
+        return super().main(*args, **options)
 
     def invoke(self, ctx):
         """Run the command line; an error that is not ours to expect keeps its traceback."""

@@ -57,4 +57,4 @@ def _console():
     """Where tables go: as wide as the terminal, wide enough for a row where there is none."""
     from rich.console import Console
 
-    return Console(width=None if sys.stdout.isatty() else 170, highlight=False)
+    return Console(width=None if sys.stdout and sys.stdout.isatty() else 170, highlight=False)

@@ -5,7 +5,6 @@ figures show it: the same notebook runs on machines where an optimisation does n
 """
 
 from collections.abc import Callable, Iterator
-from math import prod
 
 from labkit.captions import format_seconds, peak_words, speed_words, why_missing
 from labkit.report import Comparison, Report, format_bytes
@@ -170,9 +169,12 @@ def ladder_findings(comparisons: dict[str, Comparison]) -> list[str]:
         ("slower", [slug for slug, ratio in clear.items() if ratio < 1]),
     ):
         sentences.append(f"Clearly {verb} than the step before: {', '.join(slugs) or 'none'}")
+    product = speed_product(measured)
     sentences.append(
-        f"The ratios multiply to {speed_product(measured):.2f}: that is how fast {last} is "
-        f"against {first}, modelled as a product, unclear ratios included"
+        f"How fast {last} is against {first} is not known: a ratio in between is missing"
+        if product is None
+        else f"The ratios multiply to {product:.2f}: that is how fast {last} is against "
+        f"{first}, modelled as a product, unclear ratios included"
     )
     losses = {
         slug: max(abs(a - b) for a, b in zip(start.after.losses, c.after.losses, strict=False))
@@ -185,9 +187,19 @@ def ladder_findings(comparisons: dict[str, Comparison]) -> list[str]:
     return [f"{sentence}." for sentence in sentences]
 
 
-def speed_product(comparisons: dict[str, Comparison]) -> float:
-    """How fast the last step is against the first: the product of the measured ratios."""
-    return prod(c.speed_ratio for c in comparisons.values() if c.speed_ratio is not None)
+def speed_product(comparisons: dict[str, Comparison]) -> float | None:
+    """How fast the last step is against the first: the product of the ratios between them.
+
+    None if the chain is broken: a ratio is missing, or one is against another recipe.
+    """
+    product, previous = 1.0, None
+    for comparison in comparisons.values():
+        if previous is not None:
+            if comparison.speed_ratio is None or comparison.before.recipe != previous:
+                return None
+            product *= comparison.speed_ratio
+        previous = comparison.after.recipe
+    return product
 
 
 SPECIAL: dict[str, Callable[[Comparison], Iterator[str]]] = {

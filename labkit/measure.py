@@ -22,7 +22,7 @@ def _time(trials: list[Trial], timed_steps: int, progress: Callable[[str], None]
     """Alternate the timed steps of the trials."""
     for trial in trials:
         trial.attempt(trial.start_timing)
-    for index in range(timed_steps):
+    for index in range(timed_steps if any(trial.step for trial in trials) else 0):
         progress(f"timed step {index + 1} of {timed_steps}")
         for trial in trials if index % 2 == 0 else reversed(trials):
             trial.attempt(trial.time_step)
@@ -67,7 +67,7 @@ def compare(
     Args:
         before: ``None`` measures ``after`` alone.
         warmup_steps: Untimed steps of each, at least 1: the first creates optimizer state.
-        timed_steps: Timed steps of each, at least 3, so that a median means something.
+        timed_steps: Timed steps of each, 3 to 1000; a median of fewer means nothing.
         cache_folder: Where recipes with ``cached`` keep token ids.
         emulate: Use number formats that the hardware only imitates.
         progress: Told what is being done.
@@ -76,14 +76,14 @@ def compare(
         Both reports; one that ran out of memory or was skipped says so in its status.
 
     Raises:
-        MeasureError: ``warmup_steps < 1``, ``timed_steps < 3``, or no such device here.
+        MeasureError: ``warmup_steps < 1``, ``timed_steps`` out of range, or no such device.
         ModelError, TokenizerError, CacheError: As the parts of the step say.
         TrainingError: The step does not train what the recipe says.
     """
     if warmup_steps < 1:
         raise MeasureError(f"warmup_steps must be at least 1, not {warmup_steps}.")
-    if timed_steps < 3:
-        raise MeasureError(f"timed_steps must be at least 3, not {timed_steps}.")
+    if not 3 <= timed_steps <= 1000:
+        raise MeasureError(f"timed_steps must be from 3 to 1000, not {timed_steps}.")
     device = _usable_device(device or default_device())
     trials = [
         Trial(

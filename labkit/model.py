@@ -10,6 +10,7 @@ from safetensors import SafetensorError
 from torch import nn
 from transformers import AutoModelForSequenceClassification
 from transformers.modeling_layers import GradientCheckpointingLayer
+from transformers.pytorch_utils import Conv1D
 
 from labkit.hub import hub_reachable
 from labkit.model_source import ModelError, ModelSource
@@ -31,12 +32,18 @@ def build_model(
     """
     torch.manual_seed(recipe.seed)
     config = copy.deepcopy(source.config)
-    config.num_labels = 2
-    config.pad_token_id = pad_token_id
-    config.use_cache = False  # training reads no key-value cache; leaving it on keeps one alive
-    if pad_token_id >= config.vocab_size:
+    if source.weights_from is not None and config.num_labels != 2:
         raise ModelError(
-            f"model {source.name}: its vocabulary of {config.vocab_size} has no row for the "
+            f"model {source.name}: its head has {config.num_labels} labels, and the lab trains "
+            "2; save the model without its head, or with num_labels=2."
+        )
+    config.num_labels = 2
+    text_config = config.get_text_config()  # the config itself unless it nests others
+    text_config.pad_token_id = pad_token_id
+    config.use_cache = False  # training reads no key-value cache; leaving it on keeps one alive
+    if pad_token_id >= text_config.vocab_size:
+        raise ModelError(
+            f"model {source.name}: its vocabulary of {text_config.vocab_size} has no row for the "
             f"tokenizer's pad token {pad_token_id}; use the model's own tokenizer."
         )
     options = {"dtype": precision.weights, "attn_implementation": recipe.attention}
@@ -61,7 +68,7 @@ def _add_lora(base: nn.Module, recipe: Recipe, name: str) -> nn.Module:
     linear = {
         path.rpartition(".")[2]
         for path, module in base.named_modules()
-        if isinstance(module, nn.Linear)
+        if isinstance(module, nn.Linear | Conv1D)
     }
     if missing := [target for target in recipe.lora_targets if target not in linear]:
         raise ModelError(

@@ -188,9 +188,13 @@ class Ladder:
 
     def check(self, answer: float | None) -> None:
         """Check the answer to the exercise."""
-        hint = "Multiply speed_ratio over the steps that have one."
-        right = speed_product(self.comparisons)
-        text = UNANSWERED if answer is None else judge(answer, right, hint)
+        right = speed_product({s: c for s, c in self.comparisons.items() if c.after.ok})
+        if answer is None:
+            text = UNANSWERED
+        elif right is None:
+            text = "A ratio is missing in this run, so there is nothing to check against."
+        else:
+            text = judge(answer, right, "Multiply speed_ratio over the steps that have one.")
         display(Markdown(text))
 
 

@@ -106,7 +106,8 @@ def _figures(folder: Path, slug: str) -> list[dict[str, str]]:
     sidecar = folder / "figures" / "alt.json"
     try:
         texts = json.loads(sidecar.read_text(encoding="utf-8")) if sidecar.exists() else {}
-    except ValueError as error:
+        texts = dict(texts)
+    except (ValueError, TypeError) as error:
         raise RecordError(f"{sidecar} is damaged. Delete it and run: labkit run") from error
     return [
         {"source": f"figures/{path.name}", "alt": texts.get(path.name, f"Figure of {slug}")}

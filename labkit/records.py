@@ -14,7 +14,7 @@ from labkit.recipe import Profile, Recipe
 from labkit.report import Comparison
 
 FORMAT = "labkit record 1"
-FINAL_STATUSES = ("ok", "out_of_memory", "skipped")  # running again would say the same
+FINAL_STATUSES = ("ok", "out_of_memory")  # what was skipped may be possible the next time
 
 
 class RecordError(ValueError):
@@ -126,7 +126,7 @@ def load_records(folder: Path | str) -> dict[str, Record]:
     folder = Path(folder)
     if not folder.is_dir():
         raise RecordError(f"There is no run in {folder}. Make one with: labkit run")
-    records = [load_record(path) for path in sorted(folder.glob("*.json"))]
+    records = [load_record(path) for path in sorted(folder.glob("[0-9][0-9]_*.json"))]
     return {record.slug: record for record in records}
 
 

@@ -37,6 +37,10 @@ class Memory:
     timeline: list[tuple[int, str]] = field(default_factory=list)
     method: str = ""  # what the bytes were taken from
 
+    def __post_init__(self) -> None:
+        if type(self.peak_allocated_bytes) is not int:
+            raise ValueError(f"peak_allocated_bytes is {self.peak_allocated_bytes!r}.")
+
 
 @dataclass
 class Report:
@@ -87,6 +91,8 @@ class Report:
     @classmethod
     def from_dict(cls, values: dict) -> "Report":
         """The value that ``to_dict`` gave."""
+        if values["status"] not in STATUSES:
+            raise ValueError(f"status is {values['status']!r}.")
         memory = values.get("memory")
         if memory is not None:
             memory = Memory(**memory)

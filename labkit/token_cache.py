@@ -139,7 +139,8 @@ def _save(tokens: Tokens, source: dict[str, str], file: Path) -> None:
             unfinished.replace(file)
     except (OSError, SafetensorError) as error:
         raise CacheError(
-            f"the token cache {file} cannot be written ({error}); choose another folder."
+            f"the token cache {file} cannot be written ({error}); give yourself the right to "
+            "write there."
         ) from error
 
 

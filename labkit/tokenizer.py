@@ -119,9 +119,9 @@ def encode(
             has no token at all.
     """
     special = tokenizer.num_special_tokens_to_add(pair=True)
-    if max_length is not None and max_length < special:
+    if max_length is not None and max_length <= special:
         raise TokenizerError(
-            f"max_length {max_length} is too short: each pair gets {special} special tokens."
+            f"max_length {max_length} is too short: each pair has {special} special tokens."
         )
     encoded = tokenizer(
         first,

@@ -50,7 +50,18 @@ class Trial:
         self.source = find_model(recipe.model)
         self.precision = choose_precision(recipe, device, emulate=emulate)
         self.tokenizer = load_tokenizer(recipe.model)
-        vocabulary = self.source.config.get_text_config().vocab_size
+        text_config = self.source.config.get_text_config()
+        vocabulary = getattr(text_config, "vocab_size", None)
+        if vocabulary is None:
+            raise ModelError(
+                f"model {recipe.model}: it has no vocabulary, so it reads no text."
+            )
+        positions = getattr(text_config, "max_position_embeddings", recipe.max_length)
+        if recipe.max_length > positions:
+            raise ModelError(
+                f"model {recipe.model}: max_length {recipe.max_length} is more than its "
+                f"{positions} positions; lower max_length."
+            )
         if len(self.tokenizer) > vocabulary:
             raise ModelError(
                 f"model {recipe.model}: its vocabulary of {vocabulary} is smaller than that of "
@@ -112,25 +123,34 @@ class Trial:
         probe = planned[0].split(max(1, len(planned[0].labels) // COUNTED_PAIRS))[0]
         self.report.layer_forwards = count_layer_forwards(self.step, probe.to(self.device))
 
-        graphs, seen = graphs_compiled(), set()
-        for index, batch in enumerate(planned):
-            shapes = {part.input_ids.shape for part in batch.split(self.recipe.micro_batches)}
-            compiles = self.recipe.compile != "none" and not shapes <= seen
-            if index >= self.warmup_steps and not compiles:
-                continue
+        graphs, compiles = graphs_compiled(), self.recipe.compile != "none"
+        for index, batch in enumerate(planned[: self.warmup_steps]):
             self.progress(f"warm-up step {index + 1}{', compiling' * compiles}")
             seconds = self._run(iter([batch]))
-            if not seen:
+            if index == 0:
                 first_step_seconds = seconds
                 check_gradients(self.step.model)
-            seen |= shapes
-        if self.recipe.compile != "none" and self.report.compile is None:
+        if compiles:
+            self._see_shapes(planned)
+        if compiles and self.report.compile is None:
             self.report.compile = {
                 "first_step_seconds": first_step_seconds,
                 "graphs": graphs_compiled() - graphs,
                 "recompilations_while_timed": 0,
             }
         self.largest = max(planned, key=lambda batch: batch.input_ids.numel())
+
+    def _see_shapes(self, planned: list[Batch]) -> None:
+        """Compile for every shape that will be timed, without an update: losses stay alike."""
+        seen = set()
+        for batch in planned:
+            for part in batch.split(self.recipe.micro_batches):
+                if part.input_ids.shape not in seen:
+                    seen.add(part.input_ids.shape)
+                    self.progress(f"warming up shape {len(seen)}")
+                    loss = self.step.loss(part.to(self.device), pairs=len(batch.labels))
+                    self.step.scaler.scale(loss).backward()
+        self.step.optimizer.zero_grad(set_to_none=True)
 
     def observe_memory(self) -> None:
         """Take the bytes of one warm step, on the largest batch of those that will be timed."""

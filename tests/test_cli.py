@@ -1,4 +1,5 @@
 import json
+import os
 import subprocess
 import sys
 from dataclasses import fields
@@ -214,3 +215,25 @@ def test_version_is_printed():
     result = invoke("--version")
     assert result.exit_code == 0
     assert result.stdout.startswith("labkit ")
+
+
+def test_report_leaves_a_folder_alone_that_holds_no_run(tmp_path):
+    page = tmp_path / "index.html"
+    page.write_text("my own page", encoding="utf-8")
+    result = invoke("report", tmp_path)
+    assert result.exit_code == 1
+    assert "There is no run in" in result.stderr
+    assert page.read_text(encoding="utf-8") == "my own page"
+
+
+@pytest.mark.parametrize("encoding", ["cp1252", "ascii", "cp936"])
+def test_a_terminal_that_lacks_a_character_gets_a_question_mark(run_folder, encoding):
+    code = f"from labkit.cli import app; app(['report', {str(run_folder)!r}])"
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env=os.environ | {"PYTHONIOENCODING": encoding},
+        capture_output=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr.decode(errors="replace")
+    assert b"00_baseline" in done.stdout

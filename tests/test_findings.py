@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from labkit.exercises import UNANSWERED, WrongAnswer, check_answer, judge
-from labkit.findings import findings, ladder_findings
+from labkit.findings import findings, ladder_findings, speed_product
 from labkit.recipe import Recipe, ladder
 from labkit.report import Comparison, Memory, Report
 
@@ -182,3 +182,16 @@ def test_too_few_pairs_are_not_called_a_lack_of_agreement():
     said = text("02_checkpointing", compare("02_checkpointing", [1, 1, 1], [2, 2, 2]))
     assert "3 pairs are too few to exclude chance" in said
     assert "agree" not in said
+
+
+def test_a_broken_chain_of_ratios_gives_no_product():
+    chain = {
+        "00_baseline": Comparison(after=report("00_baseline", [4] * 6)),
+        "01_freeze_base": compare("01_freeze_base", [4] * 6, [2] * 6),
+        "02_checkpointing": compare("02_checkpointing", [2] * 6, [4] * 6),
+    }
+    assert speed_product(chain) == 1.0
+    del chain["01_freeze_base"]
+    assert speed_product(chain) is None
+    said = " ".join(ladder_findings(chain))
+    assert "How fast 02_checkpointing is against 00_baseline is not known" in said

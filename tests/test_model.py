@@ -4,9 +4,10 @@ import pytest
 import torch
 from conftest import CPU
 from torch.nn.functional import linear
-from transformers import AutoModelForSequenceClassification
+from transformers import AutoModelForSequenceClassification, CLIPConfig, GPT2Config
 
 from labkit import model_source
+from labkit.measure import measure
 from labkit.model import parameter_kind
 from labkit.model_source import ARCHITECTURE_ONLY, ModelError, find_model, geometry
 from labkit.precision import choose_precision
@@ -191,3 +192,39 @@ def test_lora_adds_its_scaled_product_to_the_frozen_layer():
 
 def test_peft_freezes_the_base_by_itself():
     assert trainable_parameters(build("qwen3-tiny").model)["base"] == 0
+
+
+def test_a_head_with_three_labels_is_refused(tmp_path):
+    config = geometry("qwen3-tiny")
+    config.num_labels = 3
+    AutoModelForSequenceClassification.from_config(config).save_pretrained(tmp_path)
+    with pytest.raises(ModelError, match="its head has 3 labels, and the lab trains 2"):
+        build(tmp_path)
+
+
+@pytest.mark.filterwarnings("ignore:fan_in_fan_out is set to False:UserWarning")
+def test_gpt2_layers_can_carry_lora(tmp_path):
+    config = GPT2Config(vocab_size=100, n_positions=32, n_embd=16, n_layer=2, n_head=2)
+    config.save_pretrained(tmp_path)
+    step = build(tmp_path, lora_targets=("c_attn",))
+    assert step(collate([[5, 6], [7]], [0, 1], pad_id=0, length=None)) > 0
+
+
+def test_a_config_with_a_value_of_the_wrong_kind_is_named(tmp_path):
+    (tmp_path / "config.json").write_text('{"model_type": "qwen3", "hidden_size": "x"}')
+    with pytest.raises(ModelError, match=r"config\.json: not a transformers config"):
+        find_model(str(tmp_path))
+
+
+def test_a_model_that_cannot_classify_text_is_refused(tmp_path, pairs):
+    CLIPConfig().save_pretrained(tmp_path)
+    with pytest.raises(ModelError, match="cannot be built"):
+        measure(Recipe(model=str(tmp_path)), pairs, device="cpu")
+
+
+def test_more_tokens_than_positions_are_refused(tmp_path, pairs):
+    save_tiny(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(config | {"max_position_embeddings": 16}))
+    with pytest.raises(ModelError, match="max_length 64 is more than its 16 positions"):
+        measure(Recipe(model=str(tmp_path)), pairs, device="cpu")

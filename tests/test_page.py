@@ -102,7 +102,8 @@ def test_the_reference_is_named_and_compared(folder, tmp_path_factory, monkeypat
     assert "03_amp: peak equal to the reference, to the byte" in text
 
 
-def test_damaged_alternative_texts_name_the_file(folder):
-    (folder / "figures" / "alt.json").write_text("{", encoding="utf-8")
+@pytest.mark.parametrize("text", ["{", "[1]", "3"])
+def test_damaged_alternative_texts_name_the_file(folder, text):
+    (folder / "figures" / "alt.json").write_text(text, encoding="utf-8")
     with pytest.raises(RecordError, match=r"alt\.json is damaged"):
         write_page(folder)

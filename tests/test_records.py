@@ -78,9 +78,29 @@ def test_truncated_record_names_the_file_and_the_cure(tmp_path):
 
 @pytest.mark.parametrize("text", ["[]", "{}", '{"format": "labkit record 0"}', "null", "3"])
 def test_foreign_json_names_the_file_and_the_cure(tmp_path, text):
-    (tmp_path / "notes.json").write_text(text, encoding="utf-8")
-    with pytest.raises(RecordError, match=r"notes\.json is not a labkit record"):
+    (tmp_path / "03_amp.json").write_text(text, encoding="utf-8")
+    with pytest.raises(RecordError, match=r"03_amp\.json is not a labkit record"):
         load_records(tmp_path)
+
+
+def test_other_files_in_the_folder_are_left_alone(tmp_path):
+    (tmp_path / "settings.json").write_text("{}", encoding="utf-8")
+    assert load_records(tmp_path) == {}
+
+
+@pytest.mark.parametrize(
+    ("path", "value"), [(("status",), "weird"), (("memory", "peak_allocated_bytes"), None)]
+)
+def test_a_record_with_a_value_that_cannot_be_is_no_record(tmp_path, path, value):
+    file = save_record(tmp_path, make_record())
+    document = json.loads(file.read_text(encoding="utf-8"))
+    place = document["comparison"]["after"]
+    for name in path[:-1]:
+        place = place[name]
+    place[path[-1]] = value
+    file.write_text(json.dumps(document), encoding="utf-8")
+    with pytest.raises(RecordError, match="is not a labkit record"):
+        load_record(file)
 
 
 def test_key_depends_on_every_input():

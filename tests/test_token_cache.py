@@ -166,7 +166,7 @@ def test_a_killed_writer_leaves_the_old_file(make, file, monkeypatch):
 
 def test_a_folder_that_cannot_be_written_to_is_an_error(make, tmp_path):
     (tmp_path / "file").write_text("not a folder")
-    with pytest.raises(CacheError, match=r"cannot be written .*; choose another folder"):
+    with pytest.raises(CacheError, match=r"cannot be written .*; give yourself the right"):
         make(folder=tmp_path / "file" / "cache")
 
 

@@ -189,10 +189,10 @@ def test_encoding_without_a_limit_forgets_an_earlier_one(tokenizer):
     assert len(encode(tokenizer, ["abcdefg"], ["8"])[0]) == 10
 
 
-def test_a_max_length_below_the_special_tokens_is_an_error(tokenizer):
-    assert encode(tokenizer, ["a"], ["b"], max_length=2) == [[1, 1]]
-    with pytest.raises(TokenizerError, match="max_length 1 is too short: each pair gets 2"):
-        encode(tokenizer, ["a"], ["b"], max_length=1)
+def test_a_max_length_without_room_for_a_word_is_an_error(tokenizer):
+    assert len(encode(tokenizer, ["a"], ["b"], max_length=3)[0]) == 3
+    with pytest.raises(TokenizerError, match="max_length 2 is too short: each pair has 2"):
+        encode(tokenizer, ["a"], ["b"], max_length=2)
 
 
 def test_a_pair_without_any_token_is_an_error(tmp_path):
