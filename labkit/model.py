@@ -43,8 +43,8 @@ def build_model(
     config.use_cache = False  # training reads no key-value cache; leaving it on keeps one alive
     if pad_token_id >= text_config.vocab_size:
         raise ModelError(
-            f"model {source.name}: its vocabulary of {text_config.vocab_size} has no row for the "
-            f"tokenizer's pad token {pad_token_id}; use the model's own tokenizer."
+            f"model {source.name}: its vocabulary of {text_config.vocab_size} has no row for "
+            f"the tokenizer's pad token {pad_token_id}; use the model's own tokenizer."
         )
     options = {"dtype": precision.weights, "attn_implementation": recipe.attention}
     try:
