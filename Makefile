@@ -16,7 +16,7 @@ test: .venv/dev-installed ## set up, then run the unit tests and all notebooks i
 	@echo "== unit tests"
 	$(BIN)/python -m pytest
 	@echo "== notebooks, tiny profile: minutes"
-	$(BIN)/python -m pytest -m "(notebook or compiles) and not gpu"
+	$(BIN)/python -m pytest -s -m "(notebook or compiles) and not gpu"
 
 lint: .venv/dev-installed ## check style, and that no notebook holds outputs
 	$(BIN)/ruff check .
