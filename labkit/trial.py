@@ -98,7 +98,8 @@ class Trial:
             if self.report.memory is None:
                 self.report.status, self.report.reason = "out_of_memory", reason
             else:  # its bytes were taken while it was alone
-                self.report.step_seconds.clear()
+                for field in ("step_seconds", "data_seconds", "real_tokens", "computed_tokens"):
+                    getattr(self.report, field).clear()
                 self.report.notes.append(
                     f"not timed: out of memory beside the other recipe ({reason})"
                 )

@@ -17,10 +17,14 @@ def run(tmp_path):
     return open_run("01_freeze_base", profile="tiny", run_folder=str(tmp_path))
 
 
-def test_opening_says_what_will_run(run, capsys):
-    open_run("03_amp", profile="tiny", run_folder=str(run.folder))
-    assert run.before.train_base
-    assert not run.after.train_base
+def test_opening_says_what_will_run(tmp_path, monkeypatch):
+    shown = []
+    monkeypatch.setattr(notebook, "display", lambda markdown: shown.append(markdown.data))
+    run = open_run("01_freeze_base", profile="tiny", run_folder=str(tmp_path))
+    assert (run.before.train_base, run.after.train_base) == (True, False)
+    assert "**01_freeze_base**, profile tiny: train_base: true → false" in shown[0]
+    assert "Number formats: weights float32, autocast none" in shown[0]
+    assert "synthetic pairs, 3,200 pairs; rows skipped: 0" in shown[0]
 
 
 def test_a_step_that_does_not_exist_is_named(tmp_path):

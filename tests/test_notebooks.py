@@ -89,7 +89,7 @@ def test_what_could_mislead_has_at_most_three_points(notebook):
     assert 1 <= cell.source.count("\n- ") <= 3
 
 
-def test_no_two_neighbouring_steps_ask_the_same(notebook):
+def test_no_cell_stands_twice(notebook):
     assert len({c.source for c in notebook.cells}) == len(notebook.cells)
 
 
