@@ -31,6 +31,7 @@ OWNER_STYLES = {
     "optimizer_state": _style("#CC79A7", ".."),
     "inputs": _style("#D55E00", "xx"),
     "activations": _style("#56B4E9", "\\\\"),
+    "temporaries": _style("#F0E442", "++"),
 }
 PHASE_STYLES = {
     "before": _style("#999999"),

@@ -44,9 +44,14 @@ def provenance(*reports: Report) -> str:
     for report in reports:
         verb = "measured on" if report.oracle == "measured" else f"{report.oracle} for"
         machine = report.machine.get("name") or "an unnamed machine"
-        sources.append(f"{verb} {machine}, {report.recipe.model}")
-    tiny = any(report.recipe.model == "qwen3-tiny" for report in reports)
+        sources.append(f"{verb} {machine}, {model_name(report)}")
+    tiny = any(model_name(report) == "qwen3-tiny" for report in reports)
     return "; ".join(dict.fromkeys(sources)) + (" (tiny: not a result)" if tiny else "")
+
+
+def model_name(report: Report) -> str:
+    """The model of a report, as its recipe or, without one, its maker calls it."""
+    return report.recipe.model if report.recipe else report.model.get("name", "a step")
 
 
 def named_reports(comparison: Comparison) -> list[tuple[str, Report]]:

@@ -7,7 +7,7 @@ figures show it: the same notebook runs on machines where an optimisation does n
 from collections.abc import Callable, Iterator
 
 from labkit.captions import format_seconds, peak_words, speed_words, why_missing
-from labkit.report import Comparison, Report, format_bytes
+from labkit.report import Comparison, Memory, Report, format_bytes
 
 
 def findings(slug: str, comparison: Comparison) -> list[str]:
@@ -48,19 +48,19 @@ def _baseline(comparison: Comparison) -> Iterator[str]:
         f"{format_bytes(state['optimizer_state'])} of optimizer state stay alive"
     )
     yield (
-        f"At the peak, in {_peak_phase(report)}, activations hold "
-        f"{_share(report, 'activations')} of it"
+        f"At the peak, in {_peak_phase(report)}, activations and temporaries hold "
+        f"{_made_bytes(report.memory) / report.memory.peak_allocated_bytes:.0%} of it"
     )
 
 
 def _freeze_base(comparison: Comparison) -> Iterator[str]:
     before, after = comparison.before.memory, comparison.after.memory
     gradients = before.state_bytes["gradients"] - after.state_bytes["gradients"]
-    activations = before.by_owner["activations"] - after.by_owner["activations"]
+    activations = _made_bytes(before) - _made_bytes(after)
     yield (
-        f"Gradients that stay alive shrink by {format_bytes(gradients)}; activations at the "
-        f"peak change by {_signed(-activations)}, because a weight that needs no gradient need "
-        "not keep the input it was multiplied with"
+        f"Gradients that stay alive shrink by {format_bytes(gradients)}; activations and "
+        f"temporaries at the peak change by {_signed(-activations)}, because a weight that "
+        "needs no gradient need not keep the input it was multiplied with"
     )
     yield _losses(comparison)
 
@@ -68,9 +68,9 @@ def _freeze_base(comparison: Comparison) -> Iterator[str]:
 def _checkpointing(comparison: Comparison) -> Iterator[str]:
     before, after = comparison.before, comparison.after
     yield (
-        "Activations at the peak: "
-        f"{format_bytes(before.memory.by_owner['activations'])} before, "
-        f"{format_bytes(after.memory.by_owner['activations'])} now"
+        "Activations and temporaries at the peak: "
+        f"{format_bytes(_made_bytes(before.memory))} before, "
+        f"{format_bytes(_made_bytes(after.memory))} now"
     )
     yield (
         "Counted runs of each layer's forward for a micro-batch: "
@@ -103,10 +103,11 @@ def _amp(comparison: Comparison) -> Iterator[str]:
 
 def _accumulation(comparison: Comparison) -> Iterator[str]:
     before, after = comparison.before.memory, comparison.after.memory
+    made = _made_bytes(after) / _made_bytes(before)
+    whole = after.peak_allocated_bytes / before.peak_allocated_bytes
     yield (
-        f"Activations at the peak are {_ratio(after, before, 'activations'):.0%} of what they "
-        f"were, the whole peak {after.peak_allocated_bytes / before.peak_allocated_bytes:.0%}: "
-        "weights do not shrink with the batch"
+        f"Activations and temporaries at the peak are {made:.0%} of what they were, the whole "
+        f"peak {whole:.0%}: weights do not shrink with the batch"
     )
     yield _losses(comparison)
 
@@ -225,12 +226,10 @@ def _peak_phase(report: Report) -> str:
     return max(report.memory.by_phase, key=report.memory.by_phase.get)
 
 
-def _share(report: Report, owner: str) -> str:
-    return f"{report.memory.by_owner[owner] / report.memory.peak_allocated_bytes:.0%}"
-
-
-def _ratio(after, before, owner: str) -> float:
-    return after.by_owner[owner] / before.by_owner[owner]
+def _made_bytes(memory: Memory) -> int:
+    """What the step itself has made and still holds at its peak."""
+    lasting = ("weights", "gradients", "optimizer_state", "inputs")
+    return memory.peak_allocated_bytes - sum(memory.by_owner[owner] for owner in lasting)
 
 
 def _signed(count: int) -> str:

@@ -49,9 +49,14 @@ def machine_facts(device_type: str | None = None) -> dict:
         "cpu_capability": torch.backends.cpu.get_cpu_capability(),
         "os": f"{platform.system()} {platform.release()}",
         "python": platform.python_version(),
-        "versions": {package: installed_version(package) for package in PACKAGES},
+        "versions": installed_versions(),
         "commit": _commit(),
     }
+
+
+def installed_versions() -> dict[str, str | None]:
+    """The versions that a figure depends on."""
+    return {package: installed_version(package) for package in PACKAGES}
 
 
 def installed_version(package: str) -> str | None:

@@ -12,11 +12,10 @@ import psutil
 import torch
 from torch.profiler import ProfilerActivity, profile, record_function
 
-from labkit.report import OWNERS, PHASES, Memory
+from labkit.report import OWNERS, PHASES, Memory, thin
 from labkit.step import TrainingStep
 
 MARK = "labkit.phase."
-TIMELINE_POINTS = 400
 
 
 def measure_memory(step: TrainingStep, batch) -> Memory:
@@ -130,42 +129,44 @@ def replay(
         peak_allocated_bytes=peak,
         by_phase={name: by_phase[name] for name in PHASES if name in by_phase},
         by_owner=_owners(events, peak_index, state, gradients),
-        timeline=_thin(timeline),
+        timeline=thin(timeline),
         method="every allocation of PyTorch's CPU allocator",
     )
 
 
 def _owners(events: list[tuple], peak_index: int, state: dict, gradients: set[int]) -> dict:
     """Bytes by owner just after the event at ``peak_index``."""
-    blocks = dict(state)
-    for _, address, size in (e for e in events[: peak_index + 1] if e[0] == "memory"):
-        if size > 0:
-            blocks[address] = ("activations", size)
+    blocks, stretch, phase = dict(state), 0, "before"
+    made: dict[int, tuple[int, str]] = {}  # address → stretch of one phase, and that phase
+    for kind, what, size in events[: peak_index + 1]:
+        if kind == "mark":
+            stretch, phase = stretch + 1, what
+        elif size > 0:
+            blocks[what], made[what] = ("temporaries", size), (stretch, phase)
         else:
-            blocks.pop(address, None)
-    freed_later = {what for _, what, size in events[peak_index + 1 :] if size < 0}
-    for address in gradients - freed_later:
-        if address in blocks:
-            blocks[address] = ("gradients", blocks[address][1])
+            blocks.pop(what, None)
+            made.pop(what, None)
+    freed: dict[int, int] = {}  # address → stretch
+    for kind, what, size in events[peak_index + 1 :]:
+        if kind == "mark":
+            stretch += 1
+        elif size < 0:
+            freed.setdefault(what, stretch)
+    for address in made.keys() & blocks.keys():
+        size = blocks[address][1]
+        if address in gradients and address not in freed:
+            blocks[address] = ("gradients", size)
+        elif made[address][1] == "forward" and freed.get(address) != made[address][0]:
+            blocks[address] = ("activations", size)
     return _totals(blocks)
-
-
-def _thin(timeline: list[tuple[int, str]]) -> list[tuple[int, str]]:
-    """At most about ``TIMELINE_POINTS`` points: the lowest and the highest of each stretch."""
-    stretch = max(1, 2 * len(timeline) // TIMELINE_POINTS)
-    kept = set()
-    for start in range(0, len(timeline), stretch):
-        indices = range(start, min(start + stretch, len(timeline)))
-        kept |= {min(indices, key=lambda i: timeline[i][0])}
-        kept |= {max(indices, key=lambda i: timeline[i][0])}
-    return [timeline[i] for i in sorted(kept)]
 
 
 class _Counters:
     """Peaks of an accelerator, read where one phase ends and the next begins.
 
     At each mark the state alive is noted too, so that the peak's owners are those of the
-    phase it fell in; everything else at the peak is ``activations``.
+    phase it fell in; everything else at the peak is ``activations``: counters tell no blocks
+    apart.
     """
 
     def __init__(self, step: TrainingStep, batch, read_peak, reset) -> None:
@@ -189,7 +190,7 @@ class _Counters:
         return Memory(
             peak_allocated_bytes=self.by_phase[phase],
             by_phase={name: self.by_phase[name] for name in PHASES if name in self.by_phase},
-            by_owner={owner: by_owner[owner] for owner in OWNERS},
+            by_owner={owner: by_owner[owner] for owner in OWNERS if owner != "temporaries"},
             method=method,
         )
 

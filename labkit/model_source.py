@@ -11,7 +11,7 @@ from pathlib import Path
 from transformers import AutoConfig, PretrainedConfig, Qwen3Config
 
 from labkit.hub import hub_reachable
-from labkit.recipe import EMBEDDING_MODELS
+from labkit.recipe import EMBEDDING_MODELS, Recipe
 
 # Hidden size, layers, query heads, MLP width, vocabulary. The last three are the published
 # config.json of Qwen3-Embedding; their parameters add up to 595,776,512 / 4,021,774,336 /
@@ -117,6 +117,29 @@ def find_model(name: str) -> ModelSource:
             f"model {name!r}: {cause} and it is not in the local cache. Give a folder that "
             "holds config.json and the weights, or a built-in geometry such as qwen3-small."
         ) from error
+
+
+def check_recipe_fits(source: ModelSource, recipe: Recipe, tokenizer_size: int) -> None:
+    """Refuse a model that cannot read what the recipe would give it.
+
+    Raises:
+        ModelError: It has no vocabulary, too few positions, or too small a vocabulary.
+    """
+    text_config = source.config.get_text_config()
+    vocabulary = getattr(text_config, "vocab_size", None)
+    if vocabulary is None:
+        raise ModelError(f"model {source.name}: it has no vocabulary, so it reads no text.")
+    positions = getattr(text_config, "max_position_embeddings", recipe.max_length)
+    if recipe.max_length > positions:
+        raise ModelError(
+            f"model {source.name}: max_length {recipe.max_length} is more than its "
+            f"{positions} positions; lower max_length."
+        )
+    if tokenizer_size > vocabulary:
+        raise ModelError(
+            f"model {source.name}: its vocabulary of {vocabulary} is smaller than that of "
+            f"its tokenizer ({tokenizer_size}); they do not belong together."
+        )
 
 
 def _read_config(file: Path) -> PretrainedConfig:

@@ -79,7 +79,9 @@ def plot_peaks(comparison: Comparison, ax: Axes | None = None) -> Axes:
             continue
         base = 0
         for owner in OWNERS:
-            height = report.memory.by_owner[owner]
+            height = report.memory.by_owner.get(owner)
+            if height is None:  # counters tell temporaries from activations not at all
+                continue
             bar = ax.bar(place, height, 0.6, base, **OWNER_STYLES[owner])
             if height > 0.08 * top:
                 write(ax, place, base + height / 2, format_bytes(height))
@@ -88,7 +90,7 @@ def plot_peaks(comparison: Comparison, ax: Axes | None = None) -> Axes:
         ax.bar_label(bar, [total], padding=3, weight="bold")
     handles = []
     for owner in reversed(OWNERS):
-        change = " → ".join(format_bytes(memory.by_owner[owner]) for memory in memories)
+        change = " → ".join(format_bytes(memory.by_owner.get(owner)) for memory in memories)
         label = f"{owner.replace('_', ' ')}\n{change}"
         handles.append(Patch(label=label, **OWNER_STYLES[owner]))
     if memories:

@@ -6,6 +6,7 @@ So a format is used only where the hardware has it, and what was chosen is part 
 """
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -67,22 +68,38 @@ def choose_precision(
     Args:
         emulate: Use what the recipe asks for even where the hardware only imitates it.
     """
+    return native_precision(
+        recipe,
+        lambda dtype: emulate or has_native(dtype, device),
+        where=f"this {device.type.upper()}",
+        prefer_half=device.type == "cuda",
+    )
+
+
+def native_precision(
+    recipe: Recipe, has: Callable[[torch.dtype], bool], *, where: str, prefer_half: bool
+) -> Precision:
+    """The formats to run ``recipe`` in where only some exist.
+
+    Args:
+        has: Whether a format is computed in without imitating it.
+        where: The device in words, for the reason.
+        prefer_half: Use float16, where it is had, in place of a format that is not.
+    """
     asked = {
         "weights": getattr(torch, recipe.weights),
         "autocast": None if recipe.autocast == "none" else getattr(torch, recipe.autocast),
     }
     used, reasons = {}, []
     for role, dtype in asked.items():
-        if dtype is None or emulate or has_native(dtype, device):
+        if dtype is None or has(dtype):
             used[role] = dtype
             continue
-        used[role] = torch.float32
-        if device.type == "cuda" and has_native(torch.float16, device):
-            used[role] = torch.float16
+        half = prefer_half and has(torch.float16)
+        used[role] = torch.float16 if half else torch.float32
         reasons.append(
-            f"{role}: {_name(dtype)} was asked for, {_name(used[role])} is used, because this "
-            f"{device.type.upper()} has no instructions for {_name(dtype)} and would imitate "
-            "them slowly"
+            f"{role}: {_name(dtype)} was asked for, {_name(used[role])} is used, because "
+            f"{where} has no instructions for {_name(dtype)} and would imitate them slowly"
         )
     if used["autocast"] == torch.float32:
         used["autocast"] = None

@@ -13,7 +13,10 @@ from labkit.recipe import Recipe
 STATUSES = ("ok", "out_of_memory", "skipped", "error", "interrupted")
 PHASES = ("before", "forward", "backward", "optimizer")
 PAIRS_TO_JUDGE = 6  # the least number of coins for which 2 / 2**n is below 5 %
-OWNERS = ("weights", "gradients", "optimizer_state", "inputs", "activations")
+OWNERS = (
+    "weights", "gradients", "optimizer_state", "inputs", "activations", "temporaries",
+)  # fmt: skip
+TIMELINE_POINTS = 400
 
 
 @dataclass
@@ -22,8 +25,11 @@ class Memory:
 
     ``by_phase`` holds the largest number of bytes alive in each phase, and what was alive
     before the step. ``by_owner`` says who holds the peak: weights (parameters and buffers),
-    gradients, optimizer state, inputs (the batch), and everything else (``activations``: saved
-    for backward, and temporaries); its values add up to ``peak_allocated_bytes``.
+    gradients, optimizer state, inputs (the batch), activations (made in forward and alive until
+    backward), and temporaries (made and gone within one phase, what checkpointing computes
+    again among them); its values add up to ``peak_allocated_bytes``. An accelerator's counters
+    tell no blocks apart: there ``activations`` holds the temporaries, too.
+    ``by_module`` says of each owner in which modules its share of the peak was made.
     ``state_bytes`` is what lives from step to step, by owner. ``timeline`` is (bytes alive,
     phase) after each allocation or free, thinned so that the peak stays.
     """
@@ -34,6 +40,7 @@ class Memory:
     peak_reserved_bytes: int | None = None  # CUDA's caching allocator; no such thing on a CPU
     process_bytes: int | None = None  # resident set on a CPU, the process's share of a card
     state_bytes: dict[str, int] = field(default_factory=dict)  # alive between steps, by owner
+    by_module: dict[str, dict[str, int]] = field(default_factory=dict)  # predictions only
     timeline: list[tuple[int, str]] = field(default_factory=list)
     method: str = ""  # what the bytes were taken from
 
@@ -43,10 +50,28 @@ class Memory:
 
 
 @dataclass
+class Fit:
+    """Whether a step runs on a card that it has for itself, and with how many bytes to spare.
+
+    ``margin_bytes`` is what the card has, less its context and the peak reserved bytes; below 0
+    the step may still run, because the allocator gives back what it caches before it fails
+    (``gives_back_cache``). ``fails_in`` is the step, phase and module of the first request that
+    cannot be met.
+    """
+
+    capacity_bytes: int
+    context_bytes: int
+    margin_bytes: int
+    fits: bool
+    gives_back_cache: bool = False
+    fails_in: str = ""
+
+
+@dataclass
 class Report:
     """The cost of one recipe, with everything needed to say where the figures come from."""
 
-    recipe: Recipe
+    recipe: Recipe | None  # None for a step that no recipe describes
     oracle: str = "measured"
     status: str = "ok"
     reason: str = ""  # why the status is not ok
@@ -62,6 +87,9 @@ class Report:
     compile: dict | None = None  # first_step_seconds, graphs, recompilations
     precision: dict[str, str] = field(default_factory=dict)
     product_seconds: dict[str, float] = field(default_factory=dict)  # why a dtype was not used
+    batch: dict = field(default_factory=dict)  # the bytes' own: pairs, tokens, padded, why
+    fit: Fit | None = None  # of a card that was predicted for
+    modelled: dict | None = None  # seconds of a step at best, counted and not measured
     notes: list[str] = field(default_factory=list)
     model: dict = field(default_factory=dict)
     data: dict = field(default_factory=dict)
@@ -86,7 +114,7 @@ class Report:
 
     def to_dict(self) -> dict:
         """Plain values for JSON."""
-        return asdict(self) | {"recipe": self.recipe.to_dict()}
+        return asdict(self) | {"recipe": self.recipe and self.recipe.to_dict()}
 
     @classmethod
     def from_dict(cls, values: dict) -> "Report":
@@ -97,7 +125,9 @@ class Report:
         if memory is not None:
             memory = Memory(**memory)
             memory.timeline = [(alive, phase) for alive, phase in memory.timeline]
-        return cls(**{**values, "recipe": Recipe.from_dict(values["recipe"]), "memory": memory})
+        fit = Fit(**values["fit"]) if values.get("fit") else None
+        recipe = Recipe.from_dict(values["recipe"]) if values["recipe"] else None
+        return cls(**{**values, "recipe": recipe, "memory": memory, "fit": fit})
 
 
 @dataclass
@@ -189,6 +219,17 @@ class Comparison:
             after=Report.from_dict(values["after"]),
             before=Report.from_dict(before) if before else None,
         )
+
+
+def thin(timeline: list[tuple[int, str]]) -> list[tuple[int, str]]:
+    """At most about ``TIMELINE_POINTS`` points: the lowest and the highest of each stretch."""
+    stretch = max(1, 2 * len(timeline) // TIMELINE_POINTS)
+    kept = set()
+    for start in range(0, len(timeline), stretch):
+        indices = range(start, min(start + stretch, len(timeline)))
+        kept |= {min(indices, key=lambda i: timeline[i][0])}
+        kept |= {max(indices, key=lambda i: timeline[i][0])}
+    return [timeline[i] for i in sorted(kept)]
 
 
 def format_bytes(count: int | None) -> str:

@@ -107,17 +107,23 @@ def build_step(
     device: torch.device,
     *,
     pad_token_id: int,
+    build_on: torch.device | None = None,
 ) -> TrainingStep:
     """The training step that ``recipe`` describes, ready to be called.
+
+    Args:
+        build_on: Where the model is made and left, if not on ``device``; ``meta`` makes one
+            that has shapes and no memory.
 
     Raises:
         ModelError: The model cannot be had, or checkpointing is not possible with it.
         TrainingError: Something is trained that should not be, or the other way round.
         CompilerMissing: ``recipe.compile`` is set and there is no compiler.
     """
-    with device:
+    home = build_on or device
+    with home:
         model = build_model(recipe, source, precision, pad_token_id=pad_token_id)
-    model.to(device)
+    model.to(home)
     if recipe.train_base:
         keep_base_gradients(model)
     if recipe.checkpoint_every:

@@ -12,10 +12,11 @@ from labkit.compiling import CompilerMissing, graphs_compiled
 from labkit.data import Pairs
 from labkit.machine import machine_facts
 from labkit.memory import measure_memory
-from labkit.model_source import ModelError, find_model
+from labkit.model_source import check_recipe_fits, find_model
 from labkit.precision import choose_precision, product_seconds
 from labkit.recipe import Recipe
 from labkit.report import Report
+from labkit.shapes import shape_of
 from labkit.step import TrainingStep, build_step, count_layer_forwards
 from labkit.tokens import Batch, batches, load_tokenizer
 from labkit.trainable import check_gradients, trainable_parameters
@@ -50,23 +51,7 @@ class Trial:
         self.source = find_model(recipe.model)
         self.precision = choose_precision(recipe, device, emulate=emulate)
         self.tokenizer = load_tokenizer(recipe.model)
-        text_config = self.source.config.get_text_config()
-        vocabulary = getattr(text_config, "vocab_size", None)
-        if vocabulary is None:
-            raise ModelError(
-                f"model {recipe.model}: it has no vocabulary, so it reads no text."
-            )
-        positions = getattr(text_config, "max_position_embeddings", recipe.max_length)
-        if recipe.max_length > positions:
-            raise ModelError(
-                f"model {recipe.model}: max_length {recipe.max_length} is more than its "
-                f"{positions} positions; lower max_length."
-            )
-        if len(self.tokenizer) > vocabulary:
-            raise ModelError(
-                f"model {recipe.model}: its vocabulary of {vocabulary} is smaller than that of "
-                f"its tokenizer ({len(self.tokenizer)}); they do not belong together."
-            )
+        check_recipe_fits(self.source, recipe, len(self.tokenizer))
         self.stream = lambda: batches(recipe, pairs, self.tokenizer, cache_folder=cache_folder)
         self.step: TrainingStep | None = None
         self.calls = 0
@@ -157,6 +142,7 @@ class Trial:
         """Take the bytes of one warm step, on the largest batch of those that will be timed."""
         self.progress("recording allocations of one step")
         torch.manual_seed(self.recipe.seed)
+        self.report.batch = shape_of(self.largest, "the largest of the timed steps").to_dict()
         self.report.memory = measure_memory(self.step, self.largest.to(self.device))
 
     def start_timing(self) -> None:

@@ -12,8 +12,10 @@ LAYERS = """
 recipe report
 machine hub
 precision model_source model trainable compiling
-rows data synthetic tokenizer token_cache tokens
+rows data synthetic tokenizer token_cache tokens shapes
 step memory trial measure
+predict.gpus predict.roofline predict.attention predict.cuda predict.trace
+predict.segments predict.allocator predict.peaks predict.prediction
 captions canvas plots overview records table summary reference
 findings exercises
 run_folder notebook page execution progress resume runner
@@ -35,20 +37,23 @@ def imported_modules(path):
             names = [node.module]
         else:
             continue
-        found |= {name.split(".")[1] for name in names if name.startswith("labkit.")}
+        found |= {name[len("labkit.") :] for name in names if name.startswith("labkit.")}
     return found
 
 
 def test_every_module_has_its_place():
     assert sorted(ORDER) == sorted(
-        path.stem for path in PACKAGE.glob("*.py") if path.stem != "__init__"
+        ".".join(path.relative_to(PACKAGE).with_suffix("").parts)
+        for path in PACKAGE.rglob("*.py")
+        if path.stem != "__init__"
     )
 
 
 @pytest.mark.parametrize("module", ORDER)
 def test_imports_point_down(module):
     allowed = set(ORDER[: ORDER.index(module)])
-    assert imported_modules(PACKAGE / f"{module}.py") <= allowed
+    path = PACKAGE.joinpath(*module.split(".")).with_suffix(".py")
+    assert imported_modules(path) <= allowed
 
 
 def test_the_test_sees_an_import_inside_a_function(tmp_path):

@@ -33,6 +33,7 @@ def test_state_is_as_counted_by_hand(tiny_step, tiny_batches):
         "optimizer_state": 4 * (2 * (LORA + HEAD) + TENSORS),  # two moments, a step counter
         "inputs": 0,
         "activations": 0,
+        "temporaries": 0,
     }
 
 
@@ -120,20 +121,23 @@ def test_replay_follows_a_step_that_was_worked_out_by_hand():
         ("memory", 3, 50),
         ("memory", 4, 30),  # 180
         ("mark", "backward", 0),
-        ("memory", 5, 20),  # a gradient that stays: 200, the peak
+        ("memory", 5, 20),  # a gradient that stays
+        ("memory", 6, 7),  # gone within backward: 207, the peak
+        ("memory", 6, -7),
         ("memory", 4, -30),
         ("memory", 3, -50),
         ("memory", 3, 5),  # the address of a block that is gone, used again
     ]
     measured = replay(events, state, gradients={5, 3})
-    assert measured.peak_allocated_bytes == 200
-    assert measured.by_phase == {"before": 110, "forward": 180, "backward": 200}
+    assert measured.peak_allocated_bytes == 207
+    assert measured.by_phase == {"before": 110, "forward": 180, "backward": 207}
     assert measured.by_owner == {
         "weights": 100,
         "gradients": 20,
         "optimizer_state": 0,
         "inputs": 0,
         "activations": 80,  # block 3 at the peak is not the gradient that has its address later
+        "temporaries": 7,
     }
 
 

@@ -42,6 +42,7 @@ def a_memory(peak: int, micro_batches: int = 1) -> Memory:
         "gradients": base // 50,
         "optimizer_state": base // 25,
         "inputs": 65_536,
+        "temporaries": peak // 10,
     }
     by_owner["activations"] = peak - sum(by_owner.values())
     return Memory(peak, by_phase, by_owner, timeline=timeline)

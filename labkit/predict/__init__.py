@@ -1,0 +1,1 @@
+"""Predicts what a training step will cost, without running it."""

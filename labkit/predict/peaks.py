@@ -1,0 +1,148 @@
+"""What a trace says of the bytes of one step: the peak, who holds it, whether it fits."""
+
+import re
+from collections import Counter
+
+import numpy as np
+
+from labkit.predict.allocator import Replay, replay
+from labkit.predict.gpus import Gpu
+from labkit.predict.trace import Trace
+from labkit.report import OWNERS, PHASES, Fit, Memory, thin
+
+
+def cpu_memory(trace: Trace) -> Memory:
+    """The last step's bytes as PyTorch's CPU allocator hands them out: exactly what is asked."""
+    return _memory(trace, trace.sizes, "every allocation of the step, traced without data")
+
+
+def cuda_memory(trace: Trace, *, expandable_segments: bool = False) -> Memory:
+    """The last step's bytes as the CUDA caching allocator counts them."""
+    whole = replay(trace.events, trace.sizes, expandable_segments=expandable_segments)
+    memory = _memory(
+        trace,
+        whole.block_bytes,
+        "the step, traced without data and replayed through the CUDA caching allocator",
+    )
+    memory.peak_reserved_bytes = whole.peak_reserved_bytes
+    return memory
+
+
+def judge_fit(
+    trace: Trace, memory: Memory, gpu: Gpu, *, expandable_segments: bool = False
+) -> Fit:
+    """Whether the step runs on ``gpu``, alone on it.
+
+    Args:
+        memory: From ``cuda_memory``. Where what it reserves is more than the card has, the
+            allocator first gives back what it caches, so the replay is made once more with the
+            card's capacity.
+    """
+    capacity_bytes = gpu.memory_bytes - gpu.context_bytes
+    fit = Fit(
+        capacity_bytes=gpu.memory_bytes,
+        context_bytes=gpu.context_bytes,
+        margin_bytes=capacity_bytes - memory.peak_reserved_bytes,
+        fits=memory.peak_reserved_bytes <= capacity_bytes,
+    )
+    if not fit.fits and memory.peak_allocated_bytes <= capacity_bytes:
+        tight = replay(
+            trace.events, trace.sizes, capacity_bytes=capacity_bytes,
+            expandable_segments=expandable_segments,
+        )  # fmt: skip
+        fit.fits = tight.out_of_memory_index is None
+        fit.gives_back_cache = fit.fits
+        stopped = tight
+    elif not fit.fits:
+        stopped = replay(
+            trace.events, trace.sizes, capacity_bytes=capacity_bytes,
+            expandable_segments=expandable_segments,
+        )  # fmt: skip
+    if not fit.fits:
+        fit.fails_in = _place(trace, stopped)
+    return fit
+
+
+def _place(trace: Trace, stopped: Replay) -> str:
+    """Where a replay ran out of memory, in words."""
+    index = stopped.out_of_memory_index
+    step = int(np.searchsorted(trace.step_starts, index, side="right"))
+    where = module_group(trace.modules[index])
+    phase = PHASES[trace.phases[index]]
+    return f"step {step}, {phase}" + (f", {where}" if where else "") if step else "the weights"
+
+
+def alive_bytes(trace: Trace, block_bytes: np.ndarray) -> np.ndarray:
+    """Bytes alive after each event."""
+    freed = trace.events < 0
+    blocks = np.where(freed, ~trace.events, trace.events)
+    return np.cumsum(np.where(freed, -1, 1) * block_bytes[blocks])
+
+
+def owner_curves(trace: Trace, block_bytes: np.ndarray) -> dict[str, np.ndarray]:
+    """Bytes alive after each event of the last step, by owner."""
+    start = trace.step_starts[-1]
+    freed = trace.events < 0
+    blocks = np.where(freed, ~trace.events, trace.events)
+    changes = np.where(freed, -1, 1) * block_bytes[blocks]
+    owners = np.array([OWNERS.index(block.owner) for block in trace.blocks])[blocks]
+    return {
+        owner: np.cumsum(np.where(owners == number, changes, 0))[start:]
+        for number, owner in enumerate(OWNERS)
+    }
+
+
+def module_group(path: str) -> str:
+    """A module's path for people: without wrappers, layers of a stack taken together."""
+    path = re.sub(r"^(base_model\.model\.)?", "", path)
+    path = re.sub(
+        r"\.(base_layer|lora_[AB]\.\w+|lora_dropout\.\w+|modules_to_save\.\w+)$", "", path
+    )
+    return re.sub(r"\.\d+(?=\.|$)", ".*", path)
+
+
+def _memory(trace: Trace, block_bytes: np.ndarray, method: str) -> Memory:
+    alive = alive_bytes(trace, block_bytes)
+    start = trace.step_starts[-1]
+    peak_index = start + int(np.argmax(alive[start:]))
+    phases = trace.phases[start:]
+    by_phase = {
+        phase: int(alive[start:][phases == number].max())
+        for number, phase in enumerate(PHASES)
+        if (phases == number).any()
+    }
+    owners, modules = Counter(dict.fromkeys(OWNERS, 0)), {}
+    for block in _alive_at(trace, peak_index):
+        size, known = int(block_bytes[block]), trace.blocks[block]
+        owners[known.owner] += size
+        group = modules.setdefault(known.owner, Counter())
+        group[module_group(known.module)] += size
+    names = [PHASES[number] for number in phases.tolist()]
+    return Memory(
+        peak_allocated_bytes=int(alive[peak_index]),
+        by_phase=by_phase,
+        by_owner=dict(owners),
+        by_module={owner: dict(group.most_common()) for owner, group in modules.items()},
+        state_bytes=_state(trace, block_bytes),
+        timeline=thin(list(zip(alive[start:].tolist(), names, strict=True))),
+        method=method,
+    )
+
+
+def _alive_at(trace: Trace, index: int) -> list[int]:
+    """The blocks alive just after an event."""
+    alive = np.zeros(len(trace.blocks), bool)
+    events = trace.events[: index + 1]
+    alive[events[events >= 0]] = True
+    alive[~events[events < 0]] = False
+    return np.flatnonzero(alive).tolist()
+
+
+def _state(trace: Trace, block_bytes: np.ndarray) -> dict[str, int]:
+    """Bytes that outlive the last step, by owner."""
+    totals = Counter(dict.fromkeys(OWNERS, 0))
+    for block in _alive_at(trace, len(trace.events) - 1):
+        owner = trace.blocks[block].owner
+        if owner in ("weights", "gradients", "optimizer_state"):
+            totals[owner] += int(block_bytes[block])
+    return dict(totals)

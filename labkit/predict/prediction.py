@@ -1,0 +1,206 @@
+"""What a recipe would cost on a machine that is not here: the same report, from no run."""
+
+from collections.abc import Callable
+from dataclasses import asdict, replace
+
+import torch
+
+from labkit.data import Pairs
+from labkit.machine import installed_versions, machine_facts
+from labkit.model_source import ModelSource, check_recipe_fits, find_model
+from labkit.precision import Precision, choose_precision, native_precision
+from labkit.predict.gpus import Gpu, find_gpu
+from labkit.predict.peaks import cpu_memory, cuda_memory, judge_fit
+from labkit.predict.roofline import model_time
+from labkit.predict.trace import Trace, trace_step
+from labkit.recipe import Recipe
+from labkit.report import Report
+from labkit.shapes import BatchShape, worst_shape
+from labkit.step import build_step
+from labkit.tokenizer import load_tokenizer
+from labkit.tokens import Batch
+from labkit.trainable import trainable_parameters
+
+CPU = torch.device("cpu")
+
+
+class PredictError(ValueError):
+    """A prediction that cannot be made as asked; the message says what to change."""
+
+
+def predict(
+    recipe: Recipe,
+    gpu: Gpu | str | None = None,
+    *,
+    pairs: Pairs | None = None,
+    shape: BatchShape | None = None,
+    expandable_segments: bool = False,
+    emulate: bool = False,
+) -> Report:
+    """Predict one optimizer step of a recipe, without the hardware and without weights.
+
+    Args:
+        gpu: A card or its name; None for this machine's CPU.
+        pairs: The data: the step is that of its worst batch. Needed unless ``shape`` is given.
+        shape: The batch to predict.
+        expandable_segments: As in ``PYTORCH_CUDA_ALLOC_CONF``.
+        emulate: Without ``gpu``: number formats that this CPU only imitates, as ``measure`` can.
+
+    Returns:
+        A report whose oracle is ``predicted``; its seconds are ``modelled``.
+
+    Raises:
+        GpuError: No card of that name.
+        ModelError, TokenizerError: As for a measurement.
+        PredictError: Neither data nor a shape, or an attention that cannot be traced.
+        TraceError: The model's step cannot be run without data.
+    """
+    gpu = find_gpu(gpu) if isinstance(gpu, str) else gpu
+    if recipe.attention == "flash_attention_2":
+        raise PredictError(
+            "attention flash_attention_2 takes padding out of the batch, so its bytes depend on "
+            "the texts; predict with sdpa, which uses the same kernel where there is no padding."
+        )
+    source, tokenizer = find_model(recipe.model), load_tokenizer(recipe.model)
+    check_recipe_fits(source, recipe, len(tokenizer))
+    if shape is None:
+        if pairs is None:
+            raise PredictError("a prediction needs pairs, or the shape of a batch.")
+        shape = worst_shape(recipe, pairs, tokenizer)
+    precision = _precision(recipe, gpu, emulate)
+    report = Report(
+        recipe=recipe,
+        oracle="predicted",
+        precision=precision.to_dict(),
+        model=source.facts(),
+        data=pairs.facts() if pairs else {},
+        batch=shape.to_dict(),
+    )
+    trace = trace_recipe(
+        recipe, source, precision, shape, gpu, pad_token_id=tokenizer.pad_token_id,
+        see=lambda model: report.trainable.update(trainable_parameters(model)),
+    )  # fmt: skip
+    if precision.reason:
+        report.notes.append(precision.reason)
+    if recipe.compile != "none":
+        report.notes.append(
+            "compile: these are the bytes of the step without torch.compile, whose fused kernels "
+            "keep other tensors"
+        )
+    return complete(report, trace, gpu, expandable_segments=expandable_segments)
+
+
+def predict_step(
+    build: Callable[[], tuple[torch.nn.Module, torch.optim.Optimizer, Callable[[], None]]],
+    gpu: Gpu | str | None = None,
+    *,
+    name: str = "a step",
+    steps: int = 2,
+    padded: bool = True,
+    expandable_segments: bool = False,
+) -> Report:
+    """Predict any training step in plain PyTorch.
+
+    ::
+
+        def build():
+            model = AutoModelForCausalLM.from_config(config)
+            optimizer = torch.optim.AdamW(model.parameters())
+
+            def step():
+                ids = torch.zeros(8, 512, dtype=torch.int64)
+                model(input_ids=ids, labels=ids).loss.backward()
+                optimizer.step()
+                optimizer.zero_grad()
+
+            return model, optimizer, step
+
+        predict_step(build, gpu="a100-40gb")
+
+    Args:
+        build: Returns model, optimizer and step, on no device in particular. The step makes its
+            batch; what it keeps alive from call to call stays alive here, too.
+        gpu: A card or its name; None for a CPU.
+        name: What the report calls the step.
+        steps: How many are run; the report is about the last, and reserved bytes about all.
+        padded: Whether an attention mask that the step makes is to count as holding padding.
+        expandable_segments: As in ``PYTORCH_CUDA_ALLOC_CONF``.
+
+    Raises:
+        GpuError: No card of that name.
+        TraceError: The step cannot be run without data.
+    """
+    gpu = find_gpu(gpu) if isinstance(gpu, str) else gpu
+
+    def build_marked():
+        model, optimizer, step = build()
+        return model, optimizer, lambda mark: step()
+
+    trace = trace_step(build_marked, gpu, steps=steps, padded=padded)
+    report = Report(recipe=None, oracle="predicted", model={"name": name})
+    return complete(report, trace, gpu, expandable_segments=expandable_segments)
+
+
+def trace_recipe(
+    recipe: Recipe,
+    source: ModelSource,
+    precision: Precision,
+    shape: BatchShape,
+    gpu: Gpu | None,
+    *,
+    pad_token_id: int,
+    see: Callable[[torch.nn.Module], None] = lambda model: None,
+) -> Trace:
+    """Trace the step of ``build_step`` on a batch of the given shape.
+
+    Args:
+        see: Shown the model, once it is built.
+    """
+
+    def build():
+        step = build_step(
+            replace(recipe, compile="none"),
+            replace(source, weights_from=None),
+            precision,
+            CPU,
+            pad_token_id=pad_token_id,
+            build_on=torch.device("meta"),
+        )
+        see(step.model)
+
+        def run(mark) -> None:
+            ids = torch.zeros(shape.pairs, shape.tokens, dtype=torch.int64)
+            labels = torch.zeros(shape.pairs, dtype=torch.int64)
+            mask = torch.ones(shape.pairs, shape.tokens, dtype=torch.int64)
+            step(Batch(ids, mask, labels, real_tokens=None), mark=mark)
+
+        return step.model, step.optimizer, run
+
+    return trace_step(build, gpu, padded=shape.padded)
+
+
+def complete(
+    report: Report, trace: Trace, gpu: Gpu | None, *, expandable_segments: bool
+) -> Report:
+    """Fill in what a trace says."""
+    if gpu is None:
+        report.machine = machine_facts("cpu")
+        report.memory = cpu_memory(trace)
+        return report
+    report.machine = {
+        "name": gpu.title,
+        "device": "cuda",
+        "gpu": gpu.name,
+        "versions": installed_versions(),
+    }
+    report.memory = cuda_memory(trace, expandable_segments=expandable_segments)
+    report.fit = judge_fit(trace, report.memory, gpu, expandable_segments=expandable_segments)
+    report.modelled = asdict(model_time(trace.costs, gpu))
+    return report
+
+
+def _precision(recipe: Recipe, gpu: Gpu | None, emulate: bool) -> Precision:
+    if gpu is None:
+        return choose_precision(recipe, CPU, emulate=emulate)
+    native = {getattr(torch, name) for name in gpu.native_dtypes}
+    return native_precision(recipe, native.__contains__, where=gpu.title, prefer_half=True)
