@@ -1,4 +1,4 @@
-"""The shape of a batch, and which batch of a data set is the largest: that one decides the peak."""
+"""The shape of a batch, and which batch of a data set is the largest: it decides the peak."""
 
 from dataclasses import asdict, dataclass
 

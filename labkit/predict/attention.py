@@ -30,15 +30,14 @@ def choose_backend(gpu: Gpu, query, key, value, mask, dropout: float) -> str:
     ampere, half = gpu.capability >= (8, 0), query.dtype in HALF
     if any(tensor.shape[2] == 0 or tensor.stride(-1) != 1 for tensor in (query, key, value)):
         return "math"
-    if half and gpu.capability[0] in (9, 10) and gpu.vendor == "nvidia":
-        if dim == value_dim <= 128 and dim % 8 == 0:
-            return "cudnn"  # first in the order since the wheels bundle cuDNN 9.15.1
+    hopper = gpu.vendor == "nvidia" and gpu.capability[0] in (9, 10)
+    if half and hopper and dim == value_dim <= 128 and dim % 8 == 0:
+        return "cudnn"  # first in the order since the wheels bundle cuDNN 9.15.1
     if half and ampere and mask is None and dim == value_dim <= 256:
-        small_shared_memory = gpu.capability in ((8, 6), (8, 9)) or gpu.capability[0] == 12
-        needs_gradient = any(tensor.requires_grad for tensor in (query, key, value))
-        if not (
-            small_shared_memory and needs_gradient and 192 < dim <= (256 if dropout else 224)
-        ):
+        little_shared_memory = gpu.capability in ((8, 6), (8, 9)) or gpu.capability[0] == 12
+        trained = any(tensor.requires_grad for tensor in (query, key, value))
+        too_wide = 192 < dim <= (256 if dropout else 224)
+        if not (little_shared_memory and trained and too_wide):
             return "flash"
     supported = half or query.dtype == torch.float32
     if query.dtype == torch.bfloat16 and not ampere:
@@ -139,10 +138,8 @@ def _temporaries(backend: str, gpu: Gpu, grad, query, key, out) -> list[torch.Te
             held += [_empty(batch, key.shape[2], heads, dim, like=key) for _ in range(2)]
         return held
     if backend == "mem_efficient":
-        if half:
-            delta = _empty(batch, heads, length)
-        else:  # the kernel computes it itself for 16-bit numbers only
-            delta = (grad * out).sum(-1).contiguous()
+        # the kernel computes each row's product of gradient and output for 16-bit numbers only
+        delta = _empty(batch, heads, length) if half else (grad * out).sum(-1).contiguous()
         # gradients of the queries are added up in tiles of float32, each with two counters
         tile_rows = 128 if dim > 64 and (half or gpu.capability >= (8, 0)) else 64
         numbers = math.ceil(length / tile_rows) * math.ceil(dim / 64) * (4 + tile_rows * 64)

@@ -24,9 +24,10 @@ from labkit.predict.gpus import Gpu
 # layers of language models use.
 FLOAT32_UNDER_AUTOCAST = (
     "exp", "expm1", "log", "log10", "log1p", "log2", "reciprocal", "rsqrt", "pow", "softplus",
-    "layer_norm", "rms_norm", "group_norm", "cosine_similarity", "nll_loss", "kl_div", "l1_loss",
-    "smooth_l1_loss", "huber_loss", "mse_loss", "binary_cross_entropy_with_logits", "cdist",
-    "logsumexp", "prod", "softmax", "log_softmax", "cumprod", "cumsum", "cross_entropy",
+    "layer_norm", "rms_norm", "group_norm", "cosine_similarity", "nll_loss", "kl_div",
+    "l1_loss", "smooth_l1_loss", "huber_loss", "mse_loss", "binary_cross_entropy_with_logits",
+    "cdist", "logsumexp", "prod", "softmax", "log_softmax", "cumprod", "cumsum",
+    "cross_entropy",
 )  # fmt: skip
 FUNCTIONS = {torch: "torch", torch.Tensor: "torch.Tensor", functional: "torch.nn.functional"}
 

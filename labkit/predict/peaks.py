@@ -12,7 +12,7 @@ from labkit.report import OWNERS, PHASES, Fit, Memory, thin
 
 
 def cpu_memory(trace: Trace) -> Memory:
-    """The last step's bytes as PyTorch's CPU allocator hands them out: exactly what is asked."""
+    """The last step's bytes as PyTorch's CPU allocator hands them out: as asked for."""
     return _memory(trace, trace.sizes, "every allocation of the step, traced without data")
 
 

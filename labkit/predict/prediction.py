@@ -44,7 +44,7 @@ def predict(
         pairs: The data: the step is that of its worst batch. Needed unless ``shape`` is given.
         shape: The batch to predict.
         expandable_segments: As in ``PYTORCH_CUDA_ALLOC_CONF``.
-        emulate: Without ``gpu``: number formats that this CPU only imitates, as ``measure`` can.
+        emulate: Without ``gpu``: number formats that this CPU only imitates, as in ``measure``.
 
     Returns:
         A report whose oracle is ``predicted``; its seconds are ``modelled``.
@@ -58,8 +58,8 @@ def predict(
     gpu = find_gpu(gpu) if isinstance(gpu, str) else gpu
     if recipe.attention == "flash_attention_2":
         raise PredictError(
-            "attention flash_attention_2 takes padding out of the batch, so its bytes depend on "
-            "the texts; predict with sdpa, which uses the same kernel where there is no padding."
+            "attention flash_attention_2 takes padding out of the batch, so its bytes depend "
+            "on the texts; predict with sdpa, whose kernel is the same where nothing is padded."
         )
     source, tokenizer = find_model(recipe.model), load_tokenizer(recipe.model)
     check_recipe_fits(source, recipe, len(tokenizer))
@@ -84,8 +84,8 @@ def predict(
         report.notes.append(precision.reason)
     if recipe.compile != "none":
         report.notes.append(
-            "compile: these are the bytes of the step without torch.compile, whose fused kernels "
-            "keep other tensors"
+            "compile: these are the bytes of the step without torch.compile, whose fused "
+            "kernels keep other tensors"
         )
     return complete(report, trace, gpu, expandable_segments=expandable_segments)
 

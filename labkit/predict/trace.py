@@ -229,7 +229,7 @@ class Tracer(TorchDispatchMode):
         return 1.0 if tensor.dtype.is_floating_point else 1
 
     def _inherited(self, args: tuple, index: int) -> str:
-        """Outside of any module (an optimizer's lists) a result belongs where its input does."""
+        """Outside of any module (in optimizers) a result belongs where its input does."""
         if args and isinstance(args[0], list | tuple):
             source = args[0][index] if index < len(args[0]) else None
         else:
@@ -312,7 +312,7 @@ class Tracer(TorchDispatchMode):
         )
 
     def _finish_owners(self) -> None:
-        """What nobody owns by name: activations outlive forward, temporaries their phase not."""
+        """Of the rest, what is made in forward and outlives it is an activation."""
         stretch = np.cumsum(
             [a != b for a, b in zip(["", *self.phases], self.phases, strict=False)]
         )
@@ -351,7 +351,7 @@ def trace_step(
         padded: Whether the batch holds padding: it decides the attention path.
 
     Raises:
-        TraceError: An operation's result depends on values, or fake tensors know no rule for it.
+        TraceError: An operation's result depends on values, or it has no rule without them.
     """
     with torch.device("meta"):
         model, optimizer, step = build()
@@ -379,9 +379,9 @@ def trace_step(
     except UNTRACEABLE as error:
         raise TraceError(
             f"the step cannot be run without data: {error.func} in "
-            f"{tracer.failed_in or 'the step itself'} has a result that depends on values, or no "
-            "rule for tensors without data. Leave it out of the step, or use operations whose "
-            "shapes are known beforehand."
+            f"{tracer.failed_in or 'the step itself'} has a result that depends on values, or "
+            "no rule for tensors without data. Leave it out of the step, or use operations "
+            "whose shapes are known beforehand."
         ) from error
     finally:
         tracer.closed = True
@@ -396,10 +396,11 @@ def _cpu_behaviour() -> Iterator[None]:
     On a card the host keeps it; on a CPU it is memory like any other.
     """
     state_bytes = torch.get_rng_state().numel()
-    with (
-        mock.patch("torch.get_rng_state", lambda: torch.empty(state_bytes, dtype=torch.uint8)),
-        mock.patch("torch.set_rng_state", lambda state: None),
-    ):
+
+    def get_state():
+        return torch.empty(state_bytes, dtype=torch.uint8)
+
+    with mock.patch("torch.get_rng_state", get_state), mock.patch("torch.set_rng_state"):
         yield
 
 
