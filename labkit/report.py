@@ -31,7 +31,8 @@ class Memory:
     tell no blocks apart: there ``activations`` holds the temporaries, too.
     ``by_module`` says of each owner in which modules its share of the peak was made.
     ``state_bytes`` is what lives from step to step, by owner. ``timeline`` is (bytes alive,
-    phase) after each allocation or free, thinned so that the peak stays.
+    phase) after each allocation or free, thinned so that the peak stays; ``owner_timeline``
+    says of each of its points what every owner holds.
     """
 
     peak_allocated_bytes: int
@@ -42,6 +43,7 @@ class Memory:
     state_bytes: dict[str, int] = field(default_factory=dict)  # alive between steps, by owner
     by_module: dict[str, dict[str, int]] = field(default_factory=dict)  # predictions only
     timeline: list[tuple[int, str]] = field(default_factory=list)
+    owner_timeline: dict[str, list[int]] = field(default_factory=dict)  # predictions only
     method: str = ""  # what the bytes were taken from
 
     def __post_init__(self) -> None:
@@ -221,8 +223,11 @@ class Comparison:
         )
 
 
-def thin(timeline: list[tuple[int, str]]) -> list[tuple[int, str]]:
-    """At most about ``TIMELINE_POINTS`` points: the lowest and the highest of each stretch."""
+def thin(timeline: list[tuple]) -> list[tuple]:
+    """At most about ``TIMELINE_POINTS`` points: the lowest and the highest of each stretch.
+
+    A point begins with its bytes; what else it holds stays with it.
+    """
     stretch = max(1, 2 * len(timeline) // TIMELINE_POINTS)
     kept = set()
     for start in range(0, len(timeline), stretch):

@@ -7,7 +7,7 @@ import numpy as np
 
 from labkit.predict.allocator import Replay, replay
 from labkit.predict.gpus import Gpu
-from labkit.predict.trace import Trace
+from labkit.predict.trace import WORKSPACE, Trace
 from labkit.report import OWNERS, PHASES, Fit, Memory, thin
 
 
@@ -94,7 +94,7 @@ def owner_curves(trace: Trace, block_bytes: np.ndarray) -> dict[str, np.ndarray]
 
 def module_group(path: str) -> str:
     """A module's path for people: without wrappers, layers of a stack taken together."""
-    path = re.sub(r"^(base_model\.model\.)?", "", path)
+    path = re.sub(r"^base_model\.model(\.|$)", "", path)
     path = re.sub(
         r"\.(base_layer|lora_[AB]\.\w+|lora_dropout\.\w+|modules_to_save\.\w+)$", "", path
     )
@@ -116,15 +116,19 @@ def _memory(trace: Trace, block_bytes: np.ndarray, method: str) -> Memory:
         size, known = int(block_bytes[block]), trace.blocks[block]
         owners[known.owner] += size
         group = modules.setdefault(known.owner, Counter())
-        group[module_group(known.module)] += size
+        group[WORKSPACE if known.op == WORKSPACE else module_group(known.module)] += size
     names = [PHASES[number] for number in phases.tolist()]
+    shown = thin(list(zip(alive[start:].tolist(), names, range(len(names)), strict=True)))
+    places = [place for *_, place in shown]
+    curves = owner_curves(trace, block_bytes)
     return Memory(
         peak_allocated_bytes=int(alive[peak_index]),
         by_phase=by_phase,
         by_owner=dict(owners),
         by_module={owner: dict(group.most_common()) for owner, group in modules.items()},
         state_bytes=_state(trace, block_bytes),
-        timeline=thin(list(zip(alive[start:].tolist(), names, strict=True))),
+        timeline=[(held, phase) for held, phase, _ in shown],
+        owner_timeline={owner: curve[places].tolist() for owner, curve in curves.items()},
         method=method,
     )
 
