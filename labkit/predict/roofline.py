@@ -41,6 +41,16 @@ class OpCosts:
     dtypes: list[str]
     phases: list[str]
 
+    def take(self, indices: np.ndarray) -> "OpCosts":
+        """The operations at the given places."""
+        indices = list(indices)
+        return OpCosts(
+            self.flops[indices],
+            self.moved_bytes[indices],
+            [self.dtypes[index] for index in indices],
+            [self.phases[index] for index in indices],
+        )
+
     @cached_property
     def phase_numbers(self) -> tuple[list[str], np.ndarray]:
         """The names of the phases, and of each operation the number of its phase."""

@@ -9,8 +9,9 @@ storage does, which is when PyTorch would hand its bytes back.
 import contextlib
 import gc
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from itertools import groupby
 from unittest import mock
 
 import numpy as np
@@ -108,6 +109,9 @@ class Tracer(TorchDispatchMode):
         self._workspaces = [("", workspace_bytes), ("backward", workspace_bytes)]
         self._alive: dict[int, tuple[int, weakref.ref]] = {}  # by address of the storage
         self._inside: list[str] = []  # modules whose forward is running
+        self._made_at: list[int] = []  # event at which each block was made
+        self._updating = ""  # outside of modules: of the parameter an optimizer is at
+        self._outside: set[int] = set()  # events that happened in no module, nor for one
         self._names: dict[int, str] = {}  # of modules, by id
         self._owners_of_nodes: dict[int, str] = {}  # autograd node → module of its forward
         self._homes: dict[int, str] = {}  # of parameters and buffers, by id
@@ -139,6 +143,7 @@ class Tracer(TorchDispatchMode):
     def begin_step(self) -> None:
         """The next step begins."""
         self.step_starts.append(len(self.events))
+        self._updating = ""
         self.phase, self.fresh = "before", True
         self.costs.clear()
         self._owners_of_nodes.clear()
@@ -158,7 +163,7 @@ class Tracer(TorchDispatchMode):
         handles = [
             hooks.register_module_forward_pre_hook(self._enter),
             hooks.register_module_forward_hook(self._leave, always_call=True),
-            register_optimizer_step_pre_hook(lambda *_: self._set_phase("optimizer")),
+            register_optimizer_step_pre_hook(self._before_update),
         ]
         try:
             with self:
@@ -170,6 +175,11 @@ class Tracer(TorchDispatchMode):
     def mark(self, phase: str) -> None:
         """A step that names its phases says that one begins."""
         self.marked, self.phase = True, phase
+
+    def _before_update(self, optimizer: torch.optim.Optimizer, *_) -> None:
+        self._set_phase("optimizer")
+        for group in optimizer.param_groups:
+            self._own_gradients(group["params"])
 
     def _set_phase(self, phase: str) -> None:
         if not self.marked:
@@ -198,24 +208,22 @@ class Tracer(TorchDispatchMode):
         except UNTRACEABLE:
             self.failed_in = where
             raise
-        made = [result] if isinstance(result, torch.Tensor) else result
-        if isinstance(made, list | tuple):
-            for index, tensor in enumerate(made):
-                if isinstance(tensor, torch.Tensor):
-                    owner = ""
-                    if self.fresh and from_nothing and tensor.dim():
-                        owner = "inputs"
-                    if self.number_of(tensor) is None:
-                        self.add(
-                            tensor,
-                            str(func.overloadpacket),
-                            where or self._inherited(args, index),
-                            owner,
-                        )
+        for index, tensor in enumerate(_tensors(result)):
+            if self.number_of(tensor) is None:
+                is_input = self.fresh and from_nothing and tensor.dim() > 0
+                home = where or self._home_of_result(args, result, index)
+                self.add(tensor, str(func.overloadpacket), home, "inputs" * is_input)
+        if not where:
+            is_list = bool(args) and isinstance(args[0], list | tuple)
+            self._updating = "" if is_list else self._home_of_result(args, result, 0)
         flops, moved_bytes, dtype = count_op(func, args, kwargs, result)
         if moved_bytes:
-            where = where or self._inherited(args, 0)
-            self.costs.append((flops, moved_bytes, dtype, self.phase, where))
+            # an optimizer's operation on lists is as many as the lists are long
+            count = len(args[0]) if args and isinstance(args[0], list | tuple) else 1
+            for index in range(count):
+                home = where or self._home_of_result(args, args[0], index)
+                part = (flops // count, moved_bytes // count, dtype, self.phase, home)
+                self.costs.append(part)
         return result
 
     def _read(self, tensor: torch.Tensor) -> float | int | bool:
@@ -228,12 +236,14 @@ class Tracer(TorchDispatchMode):
             return self.block_of(tensor).op == "aten.all"
         return 1.0 if tensor.dtype.is_floating_point else 1
 
-    def _inherited(self, args: tuple, index: int) -> str:
-        """Outside of any module (in optimizers) a result belongs where its input does."""
-        if args and isinstance(args[0], list | tuple):
-            source = args[0][index] if index < len(args[0]) else None
-        else:
-            source = args[0] if args else None
+    def _home_of_result(self, args: tuple, result, index: int) -> str:
+        """Outside of any module (in optimizers) a result belongs where its input does.
+
+        That holds for each of a list of results; one made of a whole list belongs nowhere.
+        """
+        source = args[0] if args else None
+        if isinstance(source, list | tuple):
+            source = source[index] if isinstance(result, list | tuple) else None
         if isinstance(source, torch.Tensor) and (block := self.block_of(source)):
             return block.module
         return ""
@@ -257,10 +267,14 @@ class Tracer(TorchDispatchMode):
             if self.closed:
                 return
             del self._alive[key]
-            self._event(~index, self.where() or block.module)
+            where = self.where()
+            if not where and not self._updating:
+                self._outside.add(len(self.events))
+            self._event(~index, where or self._updating or block.module)
 
         block = Block(op, where, owner)
         self._alive[key] = index, weakref.ref(storage, freed)
+        self._made_at.append(len(self.events))
         self.blocks.append(block)
         self.sizes.append(storage.nbytes())
         self._event(index, where)
@@ -274,6 +288,7 @@ class Tracer(TorchDispatchMode):
         for entry in self._workspaces:
             if entry[0] == thread and entry[1]:
                 self._workspaces.remove(entry)
+                self._made_at.append(len(self.events))
                 self.blocks.append(Block(WORKSPACE, "", "temporaries"))
                 self.sizes.append(entry[1])
                 self._event(len(self.blocks) - 1, "")
@@ -281,18 +296,32 @@ class Tracer(TorchDispatchMode):
 
     def own(self, model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
         """Say whose the blocks are that outlive a step: gradients and optimizer state."""
-        for parameter in model.parameters():
-            if parameter.grad is not None and (block := self.block_of(parameter.grad)):
-                block.owner, block.module = "gradients", self.home_of(parameter)
+        self._updating = ""
+        self._own_gradients(model.parameters())
         for parameter, state in optimizer.state.items():
             for value in state.values():
-                if isinstance(value, torch.Tensor) and (block := self.block_of(value)):
-                    block.owner = "optimizer_state"
-                    block.module = self.home_of(parameter)
+                if isinstance(value, torch.Tensor):
+                    self._assign(value, "optimizer_state", parameter)
+
+    def _own_gradients(self, parameters: Iterable[torch.nn.Parameter]) -> None:
+        for parameter in parameters:
+            if parameter.grad is not None:
+                self._assign(parameter.grad, "gradients", parameter)
+
+    def _assign(self, tensor: torch.Tensor, owner: str, parameter: torch.nn.Parameter) -> None:
+        """Say that a tensor's block belongs to a parameter, and was made for it."""
+        number = self.number_of(tensor)
+        if number is None or self.blocks[number].owner == owner:
+            return
+        block, home = self.blocks[number], self.home_of(parameter)
+        block.owner, block.module = owner, home
+        made_at = self._made_at[number]
+        self.modules[made_at] = self.modules[made_at] or home
 
     def trace(self) -> Trace:
         """What was seen, as arrays."""
         self._finish_owners()
+        self._sort_frees()
         *numbers, cost_modules = zip(*self.costs, strict=True) if self.costs else [[]] * 5
         flops, moved_bytes, dtypes, phases = numbers
         return Trace(
@@ -311,24 +340,50 @@ class Tracer(TorchDispatchMode):
             cost_modules=list(cost_modules),
         )
 
+    def _sort_frees(self) -> None:
+        """Put frees in a row, in one place, into the order in which the blocks were made.
+
+        Autocast drops its copies of weights in another order each time. What is free afterwards
+        is the same.
+        """
+        steps = np.searchsorted(self.step_starts, np.arange(len(self.events)), side="right")
+
+        def row(at: int) -> tuple:
+            if self.events[at] >= 0:
+                return (at,)
+            place = None if at in self._outside else self.modules[at]
+            return place, self.phases[at], steps[at]
+
+        for _, group in groupby(range(len(self.events)), key=row):
+            start, *rest = group
+            if rest:
+                order = sorted((start, *rest), key=lambda at: ~self.events[at])
+                self.events[start : rest[-1] + 1] = [self.events[at] for at in order]
+                self.modules[start : rest[-1] + 1] = [self.modules[at] for at in order]
+
     def _finish_owners(self) -> None:
         """Of the rest, what is made in forward and outlives it is an activation."""
         stretch = np.cumsum(
             [a != b for a, b in zip(["", *self.phases], self.phases, strict=False)]
         )
-        made: dict[int, int] = {}
-        for position, event in enumerate(self.events):
-            if event >= 0:
-                made[event] = position
         kept = {
             ~event
             for position, event in enumerate(self.events)
-            if event < 0 and stretch[position] != stretch[made[~event]]
-        } | (set(made) - {~event for event in self.events if event < 0})
+            if event < 0 and stretch[position] != stretch[self._made_at[~event]]
+        } | (set(range(len(self.blocks))) - {~event for event in self.events if event < 0})
         for index, block in enumerate(self.blocks):
             if not block.owner:
-                saved = index in kept and self.phases[made[index]] == "forward"
+                saved = index in kept and self.phases[self._made_at[index]] == "forward"
                 block.owner = "activations" if saved else "temporaries"
+
+
+def _tensors(result) -> list[torch.Tensor]:
+    """The tensors that an operation returned."""
+    if isinstance(result, torch.Tensor):
+        return [result]
+    if isinstance(result, list | tuple):
+        return [item for item in result if isinstance(item, torch.Tensor)]
+    return []
 
 
 def trace_step(

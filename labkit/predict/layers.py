@@ -1,0 +1,240 @@
+"""A trace of a few layers, stretched to the depth of the real model.
+
+The layers of a stack do the same work. So what happens in the first, one in the middle and the
+last is traced, and the middle one is repeated: in the order of the layers where they run
+forward or an optimizer goes through its parameters, in reverse where they run backward.
+"""
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import groupby
+
+import numpy as np
+
+from labkit.predict.trace import Block, Trace
+from labkit.report import PHASES
+
+UNITS = 3  # first, middle, last
+
+
+class Unlike(Exception):
+    """Layers or steps that do not line up; the model has to be traced as it is."""
+
+
+@dataclass(frozen=True)
+class Stack:
+    """The repeated layers of a model, in units that are alike.
+
+    Attributes:
+        prefix: Path of the list that holds the layers.
+        period: Layers of a unit: 2 where every second layer is recomputed.
+        depth: Layers there are.
+    """
+
+    prefix: str
+    period: int
+    depth: int
+
+    def with_depth(self, depth: int) -> "Stack":
+        """The same stack with another number of layers."""
+        return Stack(self.prefix, self.period, depth)
+
+    @property
+    def units(self) -> int:
+        """How many units there are; what is left over belongs to the last."""
+        return self.depth // self.period
+
+    def unit_of(self, path: str) -> int | None:
+        """The unit that a module belongs to; None outside of the stack."""
+        if not path.startswith(self.prefix + "."):
+            return None
+        index = int(path[len(self.prefix) + 1 :].partition(".")[0])
+        return min(index // self.period, self.units - 1)
+
+    def moved(self, path: str, by_units: int) -> str:
+        """The path of the same module some units further on."""
+        if not by_units:
+            return path
+        head = self.prefix + "."
+        index, dot, rest = path[len(head) :].partition(".")
+        return f"{head}{int(index) + by_units * self.period}{dot}{rest}"
+
+
+@dataclass(frozen=True)
+class Stretched:
+    """A trace of the whole depth, and where each part of it comes from.
+
+    ``block_sources`` and ``cost_sources`` are the blocks and operations of the short trace that
+    the long one's are like.
+    """
+
+    trace: Trace
+    block_sources: np.ndarray
+    cost_sources: np.ndarray
+
+
+def stretch(trace: Trace, stack: Stack, depth: int) -> Stretched:
+    """The trace that a stack of ``depth`` layers would give.
+
+    Args:
+        trace: Of a model whose stack has ``UNITS`` units.
+        depth: Layers of the model that is wanted; what is left over by the period, the same.
+
+    Raises:
+        Unlike: A block cannot be told for layers that were not traced.
+    """
+    target = stack.with_depth(depth)
+    units = {path: stack.unit_of(path) for path in {*trace.modules, *trace.cost_modules}}
+    labels = [units[path] for path in trace.modules]
+    places = _Places(trace, stack, labels)
+    blocks: list[Block] = []
+    sources: list[int] = []
+    events: list[int] = []
+    positions: list[int] = []
+    modules: list[str] = []
+    numbers: dict[tuple[int, int | None], int] = {}  # (source block, unit) → block
+    for position, unit in _unrolled(labels, trace, target.units):
+        event, label = int(trace.events[position]), labels[position]
+        shift = unit - label if unit is not None else 0
+        if event >= 0:
+            numbers[event, unit] = len(blocks)
+            known = trace.blocks[event]
+            home = known.module if stack.unit_of(known.module) is None else ""
+            blocks.append(
+                Block(known.op, home or stack.moved(known.module, shift), known.owner)
+            )
+            sources.append(event)
+            events.append(len(blocks) - 1)
+        else:
+            source, home_unit = places.find(~event, label, unit, target.units)
+            if (source, home_unit) not in numbers:
+                raise Unlike(f"block {~event} of {trace.blocks[~event].module}")
+            events.append(~numbers[source, home_unit])
+        positions.append(position)
+        modules.append(stack.moved(trace.modules[position], shift))
+    cost_labels = [units[path] for path in trace.cost_modules]
+    cost_sources = [place for place, _ in _unrolled(cost_labels, None, target.units)]
+    starts = np.searchsorted(positions, trace.step_starts)
+    long = Trace(
+        blocks=blocks,
+        sizes=trace.sizes[sources],
+        events=np.array(events, np.int64),
+        phases=trace.phases[positions],
+        modules=modules,
+        step_starts=starts.tolist(),
+        costs=trace.costs.take(cost_sources),
+        cost_modules=[],
+    )
+    return Stretched(long, np.array(sources), np.array(cost_sources))
+
+
+def growth(short: Trace, deeper: Trace, stack: Stack) -> np.ndarray:
+    """How many bytes larger each block of ``short`` is for each further unit.
+
+    Blocks of the layers do not grow. Others may: one that lists a number for each parameter.
+
+    Args:
+        short: Of a model whose stack has ``UNITS`` units, ``stack``.
+        deeper: Of the same model with one unit more.
+
+    Raises:
+        Unlike: The deeper trace is another one than the short one stretched.
+    """
+    stretched = stretch(short, stack, stack.depth + stack.period)
+    guess = stretched.trace
+    alike = (
+        np.array_equal(guess.events, deeper.events)
+        and np.array_equal(guess.phases, deeper.phases)
+        and guess.step_starts == deeper.step_starts
+        and guess.blocks == deeper.blocks
+        and len(guess.costs.flops) == len(deeper.costs.flops)
+    )
+    if not alike:
+        raise Unlike("a model that is one unit deeper does something else")
+    grown = np.zeros(len(short.blocks), np.int64)
+    grown[stretched.block_sources] = deeper.sizes - guess.sizes
+    if any(grown[block] and stack.unit_of(short.blocks[block].module) is not None
+           for block in range(len(grown))):  # fmt: skip
+        raise Unlike("layers that are not alike")
+    return grown
+
+
+class _Places:
+    """Which block of the short trace stands for a block of a layer that was not traced."""
+
+    def __init__(self, trace: Trace, stack: Stack, labels: list[int | None]) -> None:
+        self.units = {
+            int(event): label
+            for event, label in zip(trace.events, labels, strict=True)
+            if event >= 0
+        }
+        stretches = np.cumsum(np.r_[0, np.diff(trace.phases) != 0])
+        # A block is known by the stretch of one phase and the place in its unit in which it was
+        # made, the operation, and the how-manieth of those it is.
+        self.keys: dict[int, tuple] = {}
+        self.blocks: dict[tuple, int] = {}  # unit and key → block
+        counts: Counter = Counter()
+        for position, (event, label) in enumerate(
+            zip(trace.events.tolist(), labels, strict=True)
+        ):
+            if event >= 0 and label is not None:
+                place = stack.moved(trace.modules[position], -label)
+                key = (stretches[position], place, trace.blocks[event].op)
+                self.keys[event] = (*key, counts[label, *key])
+                self.blocks[label, *self.keys[event]] = event
+                counts[label, *key] += 1
+
+    def find(
+        self, block: int, label: int | None, unit: int | None, units: int
+    ) -> tuple[int, int | None]:
+        """The source and the unit of a block that is freed at work on ``unit``.
+
+        Args:
+            block: What is freed in the short trace, at work on its unit ``label``.
+            unit: Where that work is in the long one, which has ``units`` units.
+        """
+        made_in = self.units[block]
+        if made_in is None:
+            return block, None
+        if label is None:
+            return block, made_in + (units - UNITS) * (made_in == UNITS - 1)
+        wanted = unit + made_in - label
+        stand_in = 0 if wanted == 0 else UNITS - 1 if wanted == units - 1 else 1
+        if stand_in == made_in:
+            return block, wanted
+        other = self.blocks.get((stand_in, *self.keys[block]))
+        if other is None:
+            raise Unlike(f"unit {stand_in} makes no {self.keys[block]}")
+        return other, wanted
+
+
+def _unrolled(
+    labels: list[int | None], trace: Trace | None, units: int
+) -> Iterator[tuple[int, int | None]]:
+    """Positions in the short trace, each with the unit it is repeated for, in the new order.
+
+    A chain is a row of neighbouring units, up or down; within it the middle one is repeated.
+    """
+    if trace is None:
+        parts = [0] * len(labels)
+    else:  # a chain does not go beyond its phase
+        steps = np.searchsorted(trace.step_starts, np.arange(len(labels)), side="right")
+        parts = (steps * len(PHASES) + trace.phases).tolist()
+    runs = [
+        (label, [position for position, _ in group])
+        for (label, _), group in groupby(
+            enumerate(zip(labels, parts, strict=True)), key=lambda item: item[1]
+        )
+    ]
+    for index, (label, positions) in enumerate(runs):
+        if label != 1:
+            last = units - 1 if label == UNITS - 1 else label
+            yield from ((position, last) for position in positions)
+            continue
+        before = runs[index - 1][0] if index else None
+        after = runs[index + 1][0] if index + 1 < len(runs) else None
+        downward = before == UNITS - 1 or (before != 0 and after == 0)
+        order = range(units - 2, 0, -1) if downward else range(1, units - 1)
+        for unit in order:
+            yield from ((position, unit) for position in positions)
