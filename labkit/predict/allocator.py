@@ -12,7 +12,7 @@ management" for the settings.
 """
 
 from bisect import bisect_left
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -214,6 +214,7 @@ def replay(
     *,
     capacity_bytes: int | None = None,
     expandable_segments: bool = False,
+    emptied: Iterable[int] = (),
 ) -> Replay:
     """Allocate and free blocks in the order given, from an empty cache.
 
@@ -222,6 +223,7 @@ def replay(
         sizes: The bytes requested for each block; one of 0 bytes takes nothing.
         capacity_bytes: As for ``Allocator``.
         expandable_segments: As for ``Allocator``.
+        emptied: Events before which the cache is given back to the driver.
 
     Raises:
         AllocatorError: A block has no size or a negative one, is freed without being in use, or
@@ -239,7 +241,10 @@ def replay(
     blocks, block_bytes = [nothing] * len(sizes), [0] * len(sizes)
     peak = peak_index = reserved_at_peak = 0
     out_of_memory_index = None
+    emptied = set(emptied)
     for index, event in enumerate(events):
+        if index in emptied:
+            allocator.empty_cache()
         if event < 0:
             free(blocks[~event])
             blocks[~event] = nothing

@@ -18,7 +18,7 @@ def cpu_memory(trace: Trace) -> Memory:
 
 def cuda_memory(trace: Trace, *, expandable_segments: bool = False) -> Memory:
     """The last step's bytes as the CUDA caching allocator counts them."""
-    whole = replay(trace.events, trace.sizes, expandable_segments=expandable_segments)
+    whole = _replay(trace, expandable_segments=expandable_segments)
     memory = _memory(
         trace,
         whole.block_bytes,
@@ -46,21 +46,24 @@ def judge_fit(
         fits=memory.peak_reserved_bytes <= capacity_bytes,
     )
     if not fit.fits and memory.peak_allocated_bytes <= capacity_bytes:
-        tight = replay(
-            trace.events, trace.sizes, capacity_bytes=capacity_bytes,
-            expandable_segments=expandable_segments,
-        )  # fmt: skip
+        tight = _replay(
+            trace, capacity_bytes=capacity_bytes, expandable_segments=expandable_segments
+        )
         fit.fits = tight.out_of_memory_index is None
         fit.gives_back_cache = fit.fits
         stopped = tight
     elif not fit.fits:
-        stopped = replay(
-            trace.events, trace.sizes, capacity_bytes=capacity_bytes,
-            expandable_segments=expandable_segments,
-        )  # fmt: skip
+        stopped = _replay(
+            trace, capacity_bytes=capacity_bytes, expandable_segments=expandable_segments
+        )
     if not fit.fits:
         fit.fails_in = _place(trace, stopped)
     return fit
+
+
+def _replay(trace: Trace, **settings) -> Replay:
+    """What the allocator does in a trace."""
+    return replay(trace.events, trace.sizes, emptied=trace.emptied, **settings)
 
 
 def _place(trace: Trace, stopped: Replay) -> str:

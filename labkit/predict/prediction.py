@@ -97,6 +97,7 @@ def predict_step(
     name: str = "a step",
     steps: int = 2,
     padded: bool = True,
+    warm_up_bytes: int = 0,
     expandable_segments: bool = False,
 ) -> Report:
     """Predict any training step in plain PyTorch.
@@ -119,11 +120,14 @@ def predict_step(
 
     Args:
         build: Returns model, optimizer and step, on no device in particular. The step makes its
-            batch; what it keeps alive from call to call stays alive here, too.
+            batch; what it keeps alive from call to call stays alive here, too, and what it
+            gives back by ``torch.cuda.empty_cache`` is given back.
         gpu: A card or its name; None for a CPU.
         name: What the report calls the step.
         steps: How many are run; the report is about the last, and reserved bytes about all.
         padded: Whether an attention mask that the step makes is to count as holding padding.
+        warm_up_bytes: Allocated and freed before the weights, as transformers does where it
+            loads onto a device.
         expandable_segments: As in ``PYTORCH_CUDA_ALLOC_CONF``.
 
     Raises:
@@ -136,7 +140,9 @@ def predict_step(
         model, optimizer, step = build()
         return model, optimizer, lambda mark: step()
 
-    trace = trace_step(build_marked, gpu, steps=steps, padded=padded)
+    trace = trace_step(
+        build_marked, gpu, steps=steps, padded=padded, warm_up_bytes=warm_up_bytes
+    )
     report = Report(recipe=None, oracle="predicted", model={"name": name})
     return complete(report, trace, gpu, expandable_segments=expandable_segments)
 

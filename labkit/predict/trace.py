@@ -10,7 +10,7 @@ import contextlib
 import gc
 import weakref
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import groupby
 from unittest import mock
 
@@ -72,6 +72,7 @@ class Trace:
         step_starts: Index of the first event of each step.
         costs: Arithmetic and traffic of each operation of the last step.
         cost_modules: Where each of those happened.
+        emptied: Index of each event before which the step emptied the allocator's cache.
     """
 
     blocks: list[Block]
@@ -82,6 +83,7 @@ class Trace:
     step_starts: list[int]
     costs: OpCosts
     cost_modules: list[str]
+    emptied: list[int] = field(default_factory=list)
 
 
 class Tracer(TorchDispatchMode):
@@ -100,6 +102,7 @@ class Tracer(TorchDispatchMode):
         self.phases: list[str] = []
         self.modules: list[str] = []
         self.step_starts: list[int] = []
+        self.emptied: list[int] = []
         self.costs: list[tuple[int, int, str, str, str]] = []
         self.phase = "before"
         self.marked = False  # whether the step names its phases itself
@@ -184,6 +187,10 @@ class Tracer(TorchDispatchMode):
     def _set_phase(self, phase: str) -> None:
         if not self.marked:
             self.phase = phase
+
+    def empty_cache(self) -> None:
+        """The step gives back to the driver what the allocator has cached."""
+        self.emptied.append(len(self.events))
 
     # ---- what happens
 
@@ -288,11 +295,20 @@ class Tracer(TorchDispatchMode):
         for entry in self._workspaces:
             if entry[0] == thread and entry[1]:
                 self._workspaces.remove(entry)
-                self._made_at.append(len(self.events))
-                self.blocks.append(Block(WORKSPACE, "", "temporaries"))
-                self.sizes.append(entry[1])
-                self._event(len(self.blocks) - 1, "")
+                self._allocate(entry[1], WORKSPACE)
                 return
+
+    def _allocate(self, size_bytes: int, op: str) -> int:
+        """Note a block that is no tensor's."""
+        self._made_at.append(len(self.events))
+        self.blocks.append(Block(op, "", "temporaries"))
+        self.sizes.append(size_bytes)
+        self._event(len(self.blocks) - 1, "")
+        return len(self.blocks) - 1
+
+    def warm_up(self, size_bytes: int) -> None:
+        """Allocate and free a block, so that the next ones are cut from its segment."""
+        self._event(~self._allocate(size_bytes, "warm-up"), "")
 
     def own(self, model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
         """Say whose the blocks are that outlive a step: gradients and optimizer state."""
@@ -338,6 +354,7 @@ class Tracer(TorchDispatchMode):
                 list(phases),
             ),
             cost_modules=list(cost_modules),
+            emptied=self.emptied,
         )
 
     def _sort_frees(self) -> None:
@@ -392,6 +409,7 @@ def trace_step(
     *,
     steps: int = 2,
     padded: bool = True,
+    warm_up_bytes: int = 0,
 ) -> Trace:
     """Build a step without memory and run it without data.
 
@@ -404,6 +422,8 @@ def trace_step(
             gradients gone before each step, as they are where bytes are measured.
         steps: How many; the optimizer's state exists from the second on.
         padded: Whether the batch holds padding: it decides the attention path.
+        warm_up_bytes: Allocated and freed before the weights, which are then cut from them, as
+            transformers does where it loads onto a device.
 
     Raises:
         TraceError: An operation's result depends on values, or it has no rule without them.
@@ -412,6 +432,8 @@ def trace_step(
         model, optimizer, step = build()
     mode, tracer = FakeTensorMode(), Tracer(gpu.cublas_workspace_bytes if gpu else 0)
     tracer.know(model)
+    if warm_up_bytes:
+        tracer.warm_up(warm_up_bytes)
     _make_fake(model, mode, tracer)
     if gpu:
         use_card_optimizer(optimizer)
@@ -420,7 +442,7 @@ def trace_step(
     try:
         with (
             _as_with_data(padded), cuda_behaviour(gpu) if gpu else _cpu_behaviour(),
-            mode, tracer.watching(),
+            mock.patch("torch.cuda.empty_cache", tracer.empty_cache), mode, tracer.watching(),
         ):  # fmt: skip
             for _ in range(steps):
                 if gpu is None:
@@ -467,7 +489,7 @@ def _make_fake(model: torch.nn.Module, mode: FakeTensorMode, tracer: Tracer) -> 
     among the objects alive.
     """
     gc.collect()
-    own = dict.fromkeys([*model.parameters(), *model.buffers()])
+    own = dict.fromkeys(_in_order_of_moving(model))
     others = (
         thing for thing in gc.get_objects()
         if issubclass(type(thing), torch.Tensor) and thing.is_meta and thing not in own
@@ -483,6 +505,14 @@ def _make_fake(model: torch.nn.Module, mode: FakeTensorMode, tracer: Tracer) -> 
         del fake
         if tracer.block_of(tensor) is None:
             tracer.add(tensor, "weight", tracer.home_of(tensor), "weights")
+
+
+def _in_order_of_moving(module: torch.nn.Module) -> Iterator[torch.Tensor]:
+    """Parameters and buffers in the order in which ``module.to(device)`` moves them."""
+    for child in module.children():
+        yield from _in_order_of_moving(child)
+    yield from module.parameters(recurse=False)
+    yield from module.buffers(recurse=False)
 
 
 @contextlib.contextmanager
