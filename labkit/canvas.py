@@ -1,6 +1,7 @@
 """What all figures share: the palette, axes in bytes or seconds, gaps, titles and legends."""
 
 from collections.abc import Iterable
+from itertools import groupby
 from textwrap import fill
 
 from matplotlib.artist import Artist
@@ -12,10 +13,12 @@ from matplotlib.text import Text
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 from matplotlib.transforms import ScaledTranslation
 
+from labkit.captions import PHASE_NAMES
 
-def _style(color: str, hatch: str = "") -> dict:
+
+def _style(color: str, hatch: str = "", hatch_color: str = "white") -> dict:
     """How a bar or a patch is filled."""
-    return {"facecolor": color, "hatch": hatch, "edgecolor": "white", "linewidth": 0}
+    return {"facecolor": color, "hatch": hatch, "edgecolor": hatch_color, "linewidth": 0}
 
 
 # The palette of Okabe and Ito, safe for every colour vision; the hatch says the same again.
@@ -31,13 +34,19 @@ OWNER_STYLES = {
     "optimizer_state": _style("#CC79A7", ".."),
     "inputs": _style("#D55E00", "xx"),
     "activations": _style("#56B4E9", "\\\\"),
-    "temporaries": _style("#F0E442", "++"),
+    "temporaries": _style("#F0E442", "++", "#7A7000"),
 }
 PHASE_STYLES = {
     "before": _style("#999999"),
     "forward": _style("#56B4E9", "//"),
     "backward": _style("#E69F00", "\\\\"),
     "optimizer": _style("#009E73", ".."),
+}
+GREY_PHASE_STYLES = {  # beside the colours of the owners
+    "before": _style("#D0D0D0"),
+    "forward": _style("#B0B0B0", "//"),
+    "backward": _style("#888888", "\\\\"),
+    "optimizer": _style("#505050", ".."),
 }
 GAP = {"facecolor": "none", "hatch": "xxx", "edgecolor": "#CCCCCC", "linewidth": 0}
 BOX = {"boxstyle": "round,pad=0.25", "facecolor": "white", "edgecolor": "none"}
@@ -103,18 +112,50 @@ def draw_row_gap(ax: Axes, row: float, words: str, width: int) -> None:
     write(ax, 0.5, row, short, transform=ax.get_yaxis_transform())
 
 
-def legend_below(ax: Axes, handles: list[Artist]) -> None:
+def split_off_strip(ax: Axes, names: list[str]) -> Axes:
+    """Give the lower part of an Axes to a strip, a named row for each timeline."""
+    grid = ax.get_subplotspec().subgridspec(2, 1, height_ratios=[8, len(names)])
+    ax.set_subplotspec(grid[0])
+    strip = ax.figure.add_subplot(grid[1], sharex=ax)
+    ax.tick_params(labelbottom=False)
+    ax.set_xlim(0, 100)
+    strip.set_xlabel("Progress through the recorded allocations and frees (%)")
+    strip.set_yticks(range(len(names)), names)
+    strip.set_ylim(len(names) - 0.5, -0.5)
+    strip.spines[:].set_visible(False)
+    return strip
+
+
+def draw_phases(
+    ax: Axes, row: int, phases: list[str], styles: dict[str, dict] = PHASE_STYLES
+) -> list[Patch]:
+    """Draw the phases of a timeline as one strip, named where the name fits.
+
+    Returns:
+        A legend entry for each phase.
+    """
+    start = 0
+    for phase, group in groupby(phases):
+        width = 100 * len(list(group)) / len(phases)
+        ax.barh(row, width, 0.8, start, **styles[phase])
+        if width > 2 * len(PHASE_NAMES[phase]):
+            write(ax, start + width / 2, row, PHASE_NAMES[phase])
+        start += width
+    return [Patch(label=PHASE_NAMES[phase], **style) for phase, style in styles.items()]
+
+
+def legend_below(ax: Axes, handles: list[Artist], ncols: int = 1) -> None:
     """Put the legend under the label of the x axis, where it can hide nothing."""
-    labels = [fill(handle.get_label(), columns(ax)) for handle in handles]
+    labels = [fill(handle.get_label(), columns(ax) // ncols) for handle in handles]
     down = ScaledTranslation(0, -38 / 72, ax.figure.dpi_scale_trans)
     place = {"loc": "upper left", "bbox_to_anchor": (0, 0), "borderaxespad": 0, "borderpad": 0}
     place["bbox_transform"] = ax.transAxes + down
-    ax.legend(handles, labels, frameon=False, fontsize=9, **place)
+    ax.legend(handles, labels, frameon=False, fontsize=9, ncols=ncols, **place)
 
 
 def columns(ax: Axes) -> int:
     """How many characters of a title or a legend fit above or below an Axes."""
-    inches = ax.get_position().width * ax.figure.get_figwidth()
+    inches = ax.get_position().width * ax.get_figure(root=True).get_figwidth()
     return max(20, round(inches * 13))
 
 

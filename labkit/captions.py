@@ -9,6 +9,7 @@ from textwrap import shorten
 
 from labkit.recipe import differences
 from labkit.report import OWNERS, PHASES, Comparison, Report, format_bytes
+from labkit.waterfall import waterfall
 
 PHASE_NAMES = {phase: phase for phase in PHASES} | {"before": "before the step"}
 STATUS_WORDS = {
@@ -47,6 +48,21 @@ def provenance(*reports: Report) -> str:
         sources.append(f"{verb} {machine}, {model_name(report)}")
     tiny = any(model_name(report) == "qwen3-tiny" for report in reports)
     return "; ".join(dict.fromkeys(sources)) + (" (tiny: not a result)" if tiny else "")
+
+
+def verdict_words(report: Report) -> str:
+    """Whether a step runs, in words: on the card it was predicted for, or where it ran."""
+    if not report.ok:
+        return why_missing(report)
+    fit = report.fit
+    if fit is None:
+        return "ok" if report.oracle == "measured" else "no verdict without a card"
+    gap = format_bytes(abs(fit.margin_bytes))
+    if fit.gives_back_cache:
+        return f"fits, but only by giving back cached memory: {gap} less than it would reserve"
+    if fit.fits:
+        return f"fits, {gap} to spare"
+    return f"does not fit, {gap} too little; first fails in {fit.fails_in}"
 
 
 def model_name(report: Report) -> str:
@@ -151,10 +167,31 @@ def alt_ladder(comparisons: dict[str, Comparison]) -> str:
     return f"{kind}, {provenance(*reports)}. " + " ".join(sentences)
 
 
+def alt_owner_timeline(report: Report) -> str:
+    """The alternative text of ``plot_owner_timeline``."""
+    kind = "Stacked areas of the bytes that each owner holds during one step"
+    verdict, timeline = verdict_words(report), _sentence(_say_timeline(report))
+    return f"{kind}, {provenance(report)}: {verdict}. {timeline}."
+
+
+def alt_waterfall(report: Report) -> str:
+    """The alternative text of ``plot_waterfall``."""
+    kind = "Bars of who holds the peak, and of the modules that made it"
+    words = [_sentence(_say_peak(report))]
+    for row in waterfall(report.memory) if report.memory else []:
+        held = f"{row.name} {format_bytes(row.held_bytes)} ({row.share_words})"
+        words.append(f". {_sentence(held)}" if row.is_owner else f", {held}")
+    return f"{kind}, {provenance(report)}. {''.join(words)}."
+
+
+def _sentence(words: str) -> str:
+    return words[0].upper() + words[1:]
+
+
 def _alt(kind: str, comparison: Comparison, say: Callable[[Report], str | None]) -> str:
     """What kind of figure it is, then one sentence for each report."""
     sentences = [
-        f"{name[0].upper()}{name[1:]}: {say(report) or why_missing(report)}."
+        f"{_sentence(name)}: {say(report) or why_missing(report)}."
         for name, report in named_reports(comparison)
     ]
     return f"{kind}, {provenance(comparison.after)}. " + " ".join(sentences)

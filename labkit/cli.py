@@ -10,6 +10,7 @@ from labkit.cli_data import app as data_app
 from labkit.cli_options import (
     AsJson,
     Data,
+    Emulate,
     LabGroup,
     Profile,
     SkipBad,
@@ -17,6 +18,7 @@ from labkit.cli_options import (
     recipe_options,
 )
 from labkit.cli_output import print_json, show_report, show_run
+from labkit.cli_predict import app as predict_app
 from labkit.recipe import Recipe, profile_named
 
 app = typer.Typer(
@@ -26,6 +28,7 @@ app = typer.Typer(
     help="Measure what each training optimisation does to memory and speed on this machine.",
     epilog=examples("labkit run --profile small", "labkit measure --batch-size 64"),
 )
+app.add_typer(predict_app)
 app.add_typer(data_app, name="data")
 
 
@@ -112,9 +115,7 @@ def measure(
         int | None,
         typer.Option(min=3, max=1000, help="Steps that are timed; the profile's number."),
     ] = None,
-    emulate: Annotated[
-        bool, typer.Option("--emulate", help="Use number formats the hardware only imitates.")
-    ] = False,
+    emulate: Emulate = False,
     as_json: AsJson = False,
 ) -> None:
     """Measure one recipe on this machine: peak memory, who holds it, time a step."""

@@ -27,6 +27,9 @@ Data = Annotated[
 SkipBad = Annotated[
     bool, typer.Option("--skip-bad", help="Leave out rows that cannot be used, and count them.")
 ]
+Emulate = Annotated[
+    bool, typer.Option("--emulate", help="Use number formats the hardware only imitates.")
+]
 AsJson = Annotated[bool, typer.Option("--json", help="Answer in one JSON document.")]
 
 

@@ -1,11 +1,15 @@
 """How the commands answer: tables on stdout, or one JSON document."""
 
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 
 import typer
 
-from labkit.report import Report
+from labkit.report import Report, format_bytes
+
+BAR_LENGTH = 20  # of the whole peak
+FORMATS = {"float32": "fp32", "tf32": "TF32", "float16": "fp16", "bfloat16": "bf16"}
 
 
 def print_json(document: dict) -> None:
@@ -42,15 +46,66 @@ def show_run(folder: Path, page: Path, as_json: bool, **more) -> None:
 
 
 def show_report(report: Report) -> None:
-    """A report as a table of names and texts."""
+    """A report as a table of names and texts, and who holds the peak where it is known."""
+    from rich.markup import escape
     from rich.table import Table
 
     from labkit.summary import report_summary
 
-    table = Table(show_header=False, box=None, pad_edge=False)
+    out, table = _console(), Table(show_header=False, box=None, pad_edge=False)
+    table.add_column(no_wrap=True)
     for name, text in report_summary(report).items():
-        table.add_row(f"[bold]{name}[/bold]", text.replace("[", "\\["))
-    _console().print(table)
+        table.add_row(f"[bold]{name}[/bold]", escape(text))
+    out.print(table)
+    if report.memory and report.memory.by_module:
+        out.print()
+        out.print(_waterfall(report, mark="#" if out.options.ascii_only else "█"))
+
+
+def _waterfall(report: Report, mark: str):
+    """Who holds the peak, an owner or a module a row, each with a bar of its share."""
+    from rich.markup import escape
+    from rich.table import Table
+
+    from labkit.waterfall import waterfall
+
+    title = f"Who holds the peak, {report.oracle}"
+    table = Table(title=title, title_justify="left", title_style="bold", box=None)
+    table.pad_edge = table.show_header = False
+    for justify in ("left", "right", "right", "left"):
+        table.add_column(justify=justify, no_wrap=True)
+    for row in waterfall(report.memory):
+        name = f"[bold]{escape(row.name)}[/bold]" if row.is_owner else f"  {escape(row.name)}"
+        bar = mark * round(BAR_LENGTH * row.share)
+        table.add_row(name, format_bytes(row.held_bytes), row.share_words, bar)
+    return table
+
+
+def show_gpus(gpus: Iterable) -> None:
+    """The cards of the catalogue, one a row, with the sources where there is room."""
+    from rich.box import SIMPLE_HEAD
+    from rich.table import Table
+
+    out = _console()
+    table = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    table.add_column("Name", no_wrap=True)
+    for heading in ("Memory", "Outside", "GB/s", *FORMATS.values()):
+        table.add_column(heading, justify="right", no_wrap=True)
+    if wide := out.width >= 120:
+        table.add_column("Source of rates; of memory; of what is outside", overflow="fold")
+    for gpu in gpus:
+        rates = gpu.matrix_flops_per_second | {"tf32": gpu.tf32_flops_per_second}
+        cells = [gpu.name, format_bytes(gpu.memory_bytes), format_bytes(gpu.context_bytes)]
+        cells.append(f"{gpu.bandwidth_bytes_per_second / 1e9:,.0f}")
+        cells += [f"{rates[name] / 1e12:g}" if rates.get(name) else "-" for name in FORMATS]
+        sources = (gpu.source, gpu.memory_source, gpu.context_source)
+        table.add_row(*cells, *(["; ".join(sources)] if wide else []))
+    out.print(table)
+    out.print(
+        "Memory as PyTorch sees it; outside is what a process holds besides PyTorch's "
+        "allocator. Formats: TFLOPS at best, without sparsity; - where the card has no such "
+        "format." + ("" if wide else " A wider terminal or --json shows the sources.")
+    )
 
 
 def _console():

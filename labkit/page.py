@@ -18,6 +18,13 @@ def write_page(folder: Path) -> Path:
     Raises:
         RecordError: A JSON file in the folder is no record.
     """
+    page = folder / "index.html"
+    write_text(page, render("page.html.j2", page_contents(folder)))
+    return page
+
+
+def render(template: str, contents: dict) -> str:
+    """A template of the package, filled in; all texts are escaped."""
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
     environment = Environment(
@@ -27,9 +34,7 @@ def write_page(folder: Path) -> Path:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    page = folder / "index.html"
-    write_text(page, environment.get_template("page.html.j2").render(page_contents(folder)))
-    return page
+    return environment.get_template(template).render(contents)
 
 
 def page_contents(folder: Path) -> dict:

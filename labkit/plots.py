@@ -5,7 +5,6 @@ Bytes and seconds are drawn as they are, only ticks and labels are scaled. What 
 is a hatched gap with the reason, never a zero. ``captions`` has an ``alt_…`` text for each.
 """
 
-from itertools import groupby
 from textwrap import fill
 
 from matplotlib.axes import Axes
@@ -16,14 +15,15 @@ from labkit.canvas import (
     GAP,
     LINES,
     OWNER_STYLES,
-    PHASE_STYLES,
     draw_gaps,
+    draw_phases,
     draw_row_gap,
     finish,
     legend_below,
     new_axes,
     scale,
     scale_bytes,
+    split_off_strip,
     write,
 )
 from labkit.captions import (
@@ -138,15 +138,15 @@ def plot_timeline(comparison: Comparison, ax: Axes | None = None) -> Axes:
     """
     ax = ax or new_axes(height=5)
     series = _series(comparison, LINES)
-    strip = _split_off_strip(ax, len(series))
-    handles, top = [], 0
+    strip = split_off_strip(ax, ["previous", "this step"][-len(series) :])
+    phases, handles, top = [], [], 0
     for row, (name, report, style, _) in enumerate(series):
         timeline = report.memory.timeline if report.memory else []
         if not timeline:
             draw_row_gap(strip, row, STATUS_WORDS[report.status], 70)
             handles.append(Patch(label=f"{name}: {why_no_timeline(report)}", **GAP))
             continue
-        _draw_phases(strip, row, [phase for _, phase in timeline])
+        phases = draw_phases(strip, row, [phase for _, phase in timeline])
         values = [alive for alive, _ in timeline]
         progress = [100 * index / len(values) for index in range(len(values))]
         peak, phase = max(timeline, key=lambda event: event[0])
@@ -155,35 +155,9 @@ def plot_timeline(comparison: Comparison, ax: Axes | None = None) -> Axes:
         handles += ax.step(progress, values, where="post", label=label, markevery=mark, **style)
         top = max(top, peak)
     scale_bytes(ax.yaxis, top, "Bytes alive", room=1.2)
-    phases = [Patch(label=PHASE_NAMES[phase], **PHASE_STYLES[phase]) for phase in PHASES]
     ax.legend(handles=phases, loc="upper left", ncols=len(PHASES), frameon=False, fontsize=9)
     legend_below(strip, handles)
     return finish(ax, "Memory alive during one step", provenance(comparison.after))
-
-
-def _split_off_strip(ax: Axes, rows: int) -> Axes:
-    """Give the lower part of an Axes to a strip, a row for each report, with the x axis."""
-    grid = ax.get_subplotspec().subgridspec(2, 1, height_ratios=[8, rows])
-    ax.set_subplotspec(grid[0])
-    strip = ax.figure.add_subplot(grid[1], sharex=ax)
-    ax.tick_params(labelbottom=False)
-    ax.set_xlim(0, 100)
-    strip.set_xlabel("Progress through the recorded allocations and frees (%)")
-    strip.set_yticks(range(rows), ["previous", "this step"][-rows:])
-    strip.set_ylim(rows - 0.5, -0.5)
-    strip.spines[:].set_visible(False)
-    return strip
-
-
-def _draw_phases(ax: Axes, row: int, phases: list[str]) -> None:
-    """Draw the phases of a timeline as one strip, named where the name fits."""
-    start = 0
-    for phase, group in groupby(phases):
-        width = 100 * len(list(group)) / len(phases)
-        ax.barh(row, width, 0.8, start, **PHASE_STYLES[phase])
-        if width > 2 * len(PHASE_NAMES[phase]):
-            write(ax, start + width / 2, row, PHASE_NAMES[phase])
-        start += width
 
 
 def _two_lines(name: str) -> str:

@@ -17,7 +17,9 @@ from labkit.records import load_records, save_record
 from labkit.run_folder import RunnerError
 from labkit.runner import NotebookResult, RunResult
 
-COMMANDS = (["run"], ["measure"], ["report"], ["data", "make"], ["data", "check"])
+COMMANDS = (
+    ["run"], ["measure"], ["report"], ["predict"], ["data", "make"], ["data", "check"],
+)  # fmt: skip
 HEAVY = ("torch", "transformers", "peft", "papermill", "matplotlib", "nbconvert", "pandas")
 
 

@@ -16,10 +16,10 @@ rows data synthetic tokenizer token_cache tokens shapes
 step memory trial measure
 predict.gpus predict.roofline predict.attention predict.cuda predict.trace
 predict.segments predict.allocator predict.peaks predict.prediction
-captions canvas plots overview records table summary reference
+waterfall captions canvas plots predicted_plots overview records table summary reference
 findings exercises
-run_folder notebook page execution progress resume runner
-cli_options cli_output cli_data cli
+run_folder notebook page predicted_page execution progress resume runner
+cli_options cli_output cli_data cli_predict cli
 """
 ORDER = LAYERS.split()
 
