@@ -16,6 +16,7 @@ rows data synthetic tokenizer token_cache tokens shapes
 step memory trial measure
 predict.gpus predict.roofline predict.attention predict.cuda predict.trace
 predict.segments predict.allocator predict.peaks predict.prediction
+predict.published_gpt2 predict.published_liger predict.published_steps predict.published
 waterfall captions canvas plots predicted_plots overview records table summary reference
 findings exercises
 run_folder notebook page predicted_page execution progress resume runner
