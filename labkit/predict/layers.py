@@ -53,8 +53,8 @@ class Stack:
         return min(index // self.period, self.units - 1)
 
     def moved(self, path: str, by_units: int) -> str:
-        """The path of the same module some units further on."""
-        if not by_units:
+        """The path of the same module some units further on; outside of the stack, the same."""
+        if not by_units or self.unit_of(path) is None:
             return path
         head = self.prefix + "."
         index, dot, rest = path[len(head) :].partition(".")
@@ -86,7 +86,7 @@ def stretch(trace: Trace, stack: Stack, depth: int) -> Stretched:
     """
     target = stack.with_depth(depth)
     units = {path: stack.unit_of(path) for path in {*trace.modules, *trace.cost_modules}}
-    labels = [units[path] for path in trace.modules]
+    labels = _labels(trace, [units[path] for path in trace.modules])
     places = _Places(trace, stack, labels)
     blocks: list[Block] = []
     sources: list[int] = []
@@ -100,10 +100,7 @@ def stretch(trace: Trace, stack: Stack, depth: int) -> Stretched:
         if event >= 0:
             numbers[event, unit] = len(blocks)
             known = trace.blocks[event]
-            home = known.module if stack.unit_of(known.module) is None else ""
-            blocks.append(
-                Block(known.op, home or stack.moved(known.module, shift), known.owner)
-            )
+            blocks.append(Block(known.op, stack.moved(known.module, shift), known.owner))
             sources.append(event)
             events.append(len(blocks) - 1)
         else:
@@ -123,16 +120,49 @@ def stretch(trace: Trace, stack: Stack, depth: int) -> Stretched:
         phases=trace.phases[positions],
         modules=modules,
         step_starts=starts.tolist(),
-        costs=trace.costs.take(cost_sources),
+        costs=[trace.costs[-1].take(cost_sources)],
         cost_modules=[],
     )
     return Stretched(long, np.array(sources), np.array(cost_sources))
 
 
-def growth(short: Trace, deeper: Trace, stack: Stack) -> np.ndarray:
-    """How many bytes larger each block of ``short`` is for each further unit.
+def _labels(trace: Trace, units: list[int | None]) -> list[int | None]:
+    """The unit that each event belongs to: whose work it is.
+
+    What the model itself lets go of between two layers, such as the output of the one before,
+    belongs to the layer that has just been at work.
+    """
+    made_in = {
+        event: unit
+        for event, unit in zip(trace.events.tolist(), units, strict=True)
+        if event >= 0
+    }
+    labels: list[int | None] = []
+    for position, (event, unit) in enumerate(zip(trace.events.tolist(), units, strict=True)):
+        home = made_in.get(~event)
+        if event < 0 and unit is None and home is not None:
+            last = labels[-1]
+            near = last is not None and trace.phases[position] == trace.phases[position - 1]
+            labels.append(last if near and abs(last - home) <= 1 else home)
+        else:
+            labels.append(unit)
+    return labels
+
+
+@dataclass(frozen=True)
+class Growth:
+    """What each further unit adds to blocks and operations outside of the layers.
 
     Blocks of the layers do not grow. Others may: one that lists a number for each parameter.
+    """
+
+    sizes: np.ndarray
+    flops: np.ndarray
+    moved_bytes: np.ndarray
+
+
+def growth(short: Trace, deeper: Trace, stack: Stack) -> Growth:
+    """Compare a short trace with that of a model which is one unit deeper.
 
     Args:
         short: Of a model whose stack has ``UNITS`` units, ``stack``.
@@ -148,16 +178,20 @@ def growth(short: Trace, deeper: Trace, stack: Stack) -> np.ndarray:
         and np.array_equal(guess.phases, deeper.phases)
         and guess.step_starts == deeper.step_starts
         and guess.blocks == deeper.blocks
-        and len(guess.costs.flops) == len(deeper.costs.flops)
+        and len(guess.costs[-1].flops) == len(deeper.costs[-1].flops)
     )
     if not alike:
         raise Unlike("a model that is one unit deeper does something else")
     grown = np.zeros(len(short.blocks), np.int64)
     grown[stretched.block_sources] = deeper.sizes - guess.sizes
-    if any(grown[block] and stack.unit_of(short.blocks[block].module) is not None
-           for block in range(len(grown))):  # fmt: skip
-        raise Unlike("layers that are not alike")
-    return grown
+    for block in np.flatnonzero(grown):
+        if stack.unit_of(short.blocks[block].module) is not None:
+            raise Unlike("layers that are not alike")
+    flops, moved_bytes = np.zeros((2, len(short.costs[-1].flops)), np.int64)
+    one, other = guess.costs[-1], deeper.costs[-1]
+    flops[stretched.cost_sources] = other.flops - one.flops
+    moved_bytes[stretched.cost_sources] = other.moved_bytes - one.moved_bytes
+    return Growth(grown, flops, moved_bytes)
 
 
 class _Places:

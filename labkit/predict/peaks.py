@@ -114,6 +114,8 @@ def _memory(trace: Trace, block_bytes: np.ndarray, method: str) -> Memory:
         for number, phase in enumerate(PHASES)
         if (phases == number).any()
     }
+    if (phases == 0).any():  # the last step's gradients are gone by the end of it
+        by_phase[PHASES[0]] = int(alive[start:][phases == 0][-1])
     owners, modules = Counter(dict.fromkeys(OWNERS, 0)), {}
     for block in _alive_at(trace, peak_index):
         size, known = int(block_bytes[block]), trace.blocks[block]

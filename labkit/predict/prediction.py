@@ -1,25 +1,23 @@
 """What a recipe would cost on a machine that is not here: the same report, from no run."""
 
 from collections.abc import Callable
-from dataclasses import asdict, replace
+from dataclasses import asdict
 
 import torch
 
 from labkit.data import Pairs
 from labkit.machine import installed_versions, machine_facts
-from labkit.model_source import ModelSource, check_recipe_fits, find_model
+from labkit.model_source import check_recipe_fits, find_model
 from labkit.precision import Precision, choose_precision, native_precision
 from labkit.predict.gpus import Gpu, find_gpu
 from labkit.predict.peaks import cpu_memory, cuda_memory, judge_fit
+from labkit.predict.recipe_trace import RecipeStep, step_trace
 from labkit.predict.roofline import model_time
 from labkit.predict.trace import Trace, trace_step
 from labkit.recipe import Recipe
 from labkit.report import Report
 from labkit.shapes import BatchShape, worst_shape
-from labkit.step import build_step
 from labkit.tokenizer import load_tokenizer
-from labkit.tokens import Batch
-from labkit.trainable import trainable_parameters
 
 CPU = torch.device("cpu")
 
@@ -76,10 +74,10 @@ def predict(
         data=pairs.facts() if pairs else {},
         batch=shape.to_dict(),
     )
-    trace = trace_recipe(
-        recipe, source, precision, shape, gpu, pad_token_id=tokenizer.pad_token_id,
-        see=lambda model: report.trainable.update(trainable_parameters(model)),
-    )  # fmt: skip
+    step = RecipeStep(
+        recipe, source, precision, gpu, shape.padded, pad_token_id=tokenizer.pad_token_id
+    )
+    trace = step_trace(step, shape)
     if precision.reason:
         report.notes.append(precision.reason)
     if recipe.compile != "none":
@@ -147,44 +145,6 @@ def predict_step(
     return complete(report, trace, gpu, expandable_segments=expandable_segments)
 
 
-def trace_recipe(
-    recipe: Recipe,
-    source: ModelSource,
-    precision: Precision,
-    shape: BatchShape,
-    gpu: Gpu | None,
-    *,
-    pad_token_id: int,
-    see: Callable[[torch.nn.Module], None] = lambda model: None,
-) -> Trace:
-    """Trace the step of ``build_step`` on a batch of the given shape.
-
-    Args:
-        see: Shown the model, once it is built.
-    """
-
-    def build():
-        step = build_step(
-            replace(recipe, compile="none"),
-            replace(source, weights_from=None),
-            precision,
-            CPU,
-            pad_token_id=pad_token_id,
-            build_on=torch.device("meta"),
-        )
-        see(step.model)
-
-        def run(mark) -> None:
-            ids = torch.zeros(shape.pairs, shape.tokens, dtype=torch.int64)
-            labels = torch.zeros(shape.pairs, dtype=torch.int64)
-            mask = torch.ones(shape.pairs, shape.tokens, dtype=torch.int64)
-            step(Batch(ids, mask, labels, real_tokens=None), mark=mark)
-
-        return step.model, step.optimizer, run
-
-    return trace_step(build, gpu, padded=shape.padded)
-
-
 def complete(
     report: Report, trace: Trace, gpu: Gpu | None, *, expandable_segments: bool
 ) -> Report:
@@ -201,7 +161,7 @@ def complete(
     }
     report.memory = cuda_memory(trace, expandable_segments=expandable_segments)
     report.fit = judge_fit(trace, report.memory, gpu, expandable_segments=expandable_segments)
-    report.modelled = asdict(model_time(trace.costs, gpu))
+    report.modelled = asdict(model_time(trace.costs[-1], gpu))
     return report
 
 

@@ -70,8 +70,8 @@ class Trace:
         phases: Index into ``report.PHASES`` of each event; 0 before the first step.
         modules: Where each event happened, as in ``Block.module``.
         step_starts: Index of the first event of each step.
-        costs: Arithmetic and traffic of each operation of the last step.
-        cost_modules: Where each of those happened.
+        costs: Arithmetic and traffic of the operations of each step.
+        cost_modules: Where each operation of the last step happened.
         emptied: Index of each event before which the step emptied the allocator's cache.
     """
 
@@ -81,7 +81,7 @@ class Trace:
     phases: np.ndarray
     modules: list[str]
     step_starts: list[int]
-    costs: OpCosts
+    costs: list[OpCosts]
     cost_modules: list[str]
     emptied: list[int] = field(default_factory=list)
 
@@ -103,7 +103,7 @@ class Tracer(TorchDispatchMode):
         self.modules: list[str] = []
         self.step_starts: list[int] = []
         self.emptied: list[int] = []
-        self.costs: list[tuple[int, int, str, str, str]] = []
+        self.costs: list[list[tuple[int, int, str, str, str]]] = []  # of each step
         self.phase = "before"
         self.marked = False  # whether the step names its phases itself
         self.fresh = False  # whether no module was called yet in this step
@@ -148,7 +148,7 @@ class Tracer(TorchDispatchMode):
         self.step_starts.append(len(self.events))
         self._updating = ""
         self.phase, self.fresh = "before", True
-        self.costs.clear()
+        self.costs.append([])
         self._owners_of_nodes.clear()
 
     def _enter(self, module, _inputs) -> None:
@@ -230,7 +230,7 @@ class Tracer(TorchDispatchMode):
             for index in range(count):
                 home = where or self._home_of_result(args, args[0], index)
                 part = (flops // count, moved_bytes // count, dtype, self.phase, home)
-                self.costs.append(part)
+                self.costs[-1].append(part)
         return result
 
     def _read(self, tensor: torch.Tensor) -> float | int | bool:
@@ -338,8 +338,6 @@ class Tracer(TorchDispatchMode):
         """What was seen, as arrays."""
         self._finish_owners()
         self._sort_frees()
-        *numbers, cost_modules = zip(*self.costs, strict=True) if self.costs else [[]] * 5
-        flops, moved_bytes, dtypes, phases = numbers
         return Trace(
             blocks=self.blocks,
             sizes=np.array(self.sizes, np.int64),
@@ -347,13 +345,16 @@ class Tracer(TorchDispatchMode):
             phases=np.array([PHASES.index(phase) for phase in self.phases], np.int8),
             modules=list(self.modules),
             step_starts=self.step_starts,
-            costs=OpCosts(
-                np.array(flops, np.int64),
-                np.array(moved_bytes, np.int64),
-                list(dtypes),
-                list(phases),
-            ),
-            cost_modules=list(cost_modules),
+            costs=[
+                OpCosts(
+                    np.array([cost[0] for cost in step], np.int64),
+                    np.array([cost[1] for cost in step], np.int64),
+                    [cost[2] for cost in step],
+                    [cost[3] for cost in step],
+                )
+                for step in self.costs
+            ],
+            cost_modules=[cost[4] for cost in self.costs[-1]],
             emptied=self.emptied,
         )
 
@@ -445,9 +446,9 @@ def trace_step(
             mock.patch("torch.cuda.empty_cache", tracer.empty_cache), mode, tracer.watching(),
         ):  # fmt: skip
             for _ in range(steps):
+                tracer.begin_step()
                 if gpu is None:
                     optimizer.zero_grad(set_to_none=True)
-                tracer.begin_step()
                 step(tracer.mark)
                 tracer.own(model, optimizer)
         for tensor in host_tensors(optimizer) if gpu else ():
