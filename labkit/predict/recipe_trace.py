@@ -117,6 +117,7 @@ def _timeline(step: RecipeStep, left_over: int, *, aligned: bool) -> Timeline | 
         return Timeline.fit(
             trace_at,
             [times * parts + left_over for times in (2, 3, 5)],
+            parts,
             aligned=aligned,
             period=_period(step),
             depth=step.source.config.num_hidden_layers,

@@ -1,38 +1,40 @@
 """The bytes of a step as polynomials: any batch and length in milliseconds.
 
-A tensor of a step has a size that is a polynomial in the batch b and the length l: one of 1, l
-and l² with or without b. Kernels round lengths up, so l may stand for the next multiple of 8,
-32, 64 or 128. Six points of the plane settle the coefficients of each block, a seventh shows
-which rounding it is. All seven have to make the same blocks in the same order.
+A tensor of a step has a size that is a sum of one or two of 1, b, l, bl, l² and bl², where b
+is the batch and l the length. Kernels round lengths up, so for one l may stand the next
+multiple of 8, 32, 64 or 128. Five points of the plane are traced. They have to make the same
+blocks in the same order, and each block's five sizes have to follow one such sum exactly: two
+of them settle its coefficients, the other three check it.
 """
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from itertools import pairwise, product
+from itertools import combinations, pairwise
 
 import numpy as np
 
 from labkit.predict.layers import UNITS, Stack, Unlike, growth, stretch
-from labkit.predict.roofline import OpCosts
 from labkit.predict.trace import Trace
 
 ROUNDINGS = (1, 8, 32, 64, 128)
-# Lengths that these roundings tell apart, three to fit and one to check: multiples of 8, whose
-# masks are handed to a card's kernels as they are, and others, whose masks are padded first.
-LENGTHS = {True: (40, 72, 136, 208), False: (37, 69, 133, 201)}
+PAIRS = tuple(combinations(range(6), 2))
+# Each sum: a rounding, and two of its six terms.
+SUMS = np.array([(rounding, *pair) for rounding in range(len(ROUNDINGS)) for pair in PAIRS])
+# Lengths that the roundings tell apart: multiples of 8, whose masks are handed to a card's
+# kernels as they are, and others, whose masks are padded first.
+LENGTHS = {True: (40, 72, 136, 208, 136), False: (37, 70, 132, 201, 132)}
 LONGEST = 208
 
 
 def points(batch_sizes: Sequence[int], *, aligned: bool) -> list[tuple[int, int]]:
-    """The seven (batch, length) to trace.
+    """The five (batch, length) to trace.
 
     Args:
-        batch_sizes: Two to fit with and one to check.
+        batch_sizes: Three to fit with, each larger than the one before.
         aligned: Whether the lengths are multiples of 8.
     """
-    *fit, check = batch_sizes
-    *lengths, last = LENGTHS[aligned]
-    return [*product(fit, lengths), (check, last)]
+    small, middle, large = batch_sizes
+    return list(zip((small, middle, small, large, middle), LENGTHS[aligned], strict=True))
 
 
 def _terms(batch: int, length: int) -> np.ndarray:
@@ -49,50 +51,60 @@ def _terms(batch: int, length: int) -> np.ndarray:
 
 @dataclass(frozen=True)
 class Polynomials:
-    """Numbers that depend on batch and length, each by its own polynomial.
+    """Numbers that depend on batch and length, each by its own sum of two terms.
 
-    ``coefficients`` is (n, 6), ``roundings`` an index into ``ROUNDINGS`` for each.
+    ``sums`` is an index into ``SUMS`` for each, ``coefficients`` (n, 2), ``further`` what is
+    added to each.
     """
 
+    sums: np.ndarray
     coefficients: np.ndarray
-    roundings: np.ndarray
+    further: np.ndarray
 
     @classmethod
     def fit(
-        cls, at: list[tuple[int, int]], values: np.ndarray, *, exact: bool = True
+        cls, at: list[tuple[int, int]], values: np.ndarray, parts: int, *, exact: bool = True
     ) -> "Polynomials":
-        """The polynomials through whole numbers at seven points.
+        """The sums through whole numbers at five points.
 
         Args:
-            at: The points; the last one is the check.
-            values: (7, n).
-            exact: Whether the check has to come out to the last unit. Without it the nearest
-                polynomial is taken: an operation may move a rounded and an unrounded tensor.
+            at: The points.
+            values: (5, n).
+            parts: What the batch is split into: a block of one part grows by fractions of that.
+            exact: Whether all points have to come out to the last unit. Without it the nearest
+                sum is taken: an operation may move a rounded and an unrounded tensor.
 
         Raises:
-            Unlike: A number follows none of the polynomials.
+            Unlike: A number follows none of the sums.
         """
-        terms = np.array([_terms(*point) for point in at]).swapaxes(0, 1)  # (roundings, 7, 6)
-        solved = np.linalg.solve(terms[:, :-1], values[:-1])  # (roundings, 6, n)
-        errors = np.abs(terms[:, -1:] @ solved - values[-1])[:, 0].round()  # (roundings, n)
-        roundings = errors.argmin(0)  # the first of equals: the one that rounds least
-        if exact and errors.min(0).any():
-            raise Unlike("a size that is no polynomial in batch and length")
-        return cls(solved[roundings, :, np.arange(values.shape[1])], roundings)
+        terms = np.array([_terms(*point)[SUMS[:, :1], SUMS[:, 1:]] for point in at])
+        terms = terms.swapaxes(0, 1)  # (sums, 5, 2)
+        solved = np.linalg.pinv(terms) @ values  # (sums, 2, n)
+        # Coefficients are whole bytes for each tile of at most 1024 and each part: without the
+        # error of solving, they hold for lengths of thousands, too.
+        solved = np.rint(solved * 1024 * parts) / (1024 * parts)
+        errors = np.abs(terms @ solved - values).max(1)  # (sums, n)
+        best = errors.round().argmin(0)  # the first of equals: the one that rounds least
+        if exact and (errors.min(0) > 0.5).any():
+            raise Unlike("a size that is no such sum")
+        count = np.arange(values.shape[1])
+        return cls(best, solved[best, :, count], np.zeros(len(count)))
 
     def at(self, batch: int, length: int) -> np.ndarray:
         """The numbers at a point, int64."""
-        terms = _terms(batch, length)[self.roundings]  # (n, 6)
-        return np.rint((terms * self.coefficients).sum(1)).astype(np.int64)
+        terms = _terms(batch, length)[SUMS[:, :1], SUMS[:, 1:]]  # (sums, 2)
+        numbers = (terms[self.sums] * self.coefficients).sum(1) + self.further
+        return np.rint(numbers).astype(np.int64)
 
     def take(self, sources: np.ndarray) -> "Polynomials":
         """Those of the given numbers."""
-        return Polynomials(self.coefficients[sources], self.roundings[sources])
+        return Polynomials(
+            self.sums[sources], self.coefficients[sources], self.further[sources]
+        )
 
-    @property
-    def is_constant(self) -> np.ndarray:
-        """Which do not depend on batch and length."""
-        return np.abs(self.coefficients[:, 1:]).max(1) < 1e-6
+    def plus(self, further: np.ndarray) -> "Polynomials":
+        """The same with something added to each, whatever batch and length."""
+        return replace(self, further=self.further + further)
 
 
 class Timeline:
@@ -116,6 +128,7 @@ class Timeline:
         cls,
         trace_at: Callable[[int, list[tuple[int, int]]], tuple[Trace, str]],
         batch_sizes: Sequence[int],
+        parts: int,
         *,
         aligned: bool,
         period: int,
@@ -126,7 +139,8 @@ class Timeline:
         Args:
             trace_at: Traces a model of the given depth, one step on each of the given points,
                 and says where in it the layers are.
-            batch_sizes: Two to fit with and one to check.
+            batch_sizes: Three to fit with.
+            parts: What the recipe splits a batch into.
             aligned: Whether it is for lengths that are multiples of 8.
             period: Layers after which the stack repeats itself.
             depth: Layers of the model.
@@ -142,39 +156,30 @@ class Timeline:
         stack = Stack(prefix, period, shallow)
         short, sizes = _first_two_steps(many)
         grown = growth(short, deeper, stack)
-        polynomials = Polynomials.fit(at, sizes)
-        if (~polynomials.is_constant & (grown.sizes != 0)).any():
+        further, costs = (depth - shallow) // period, many.costs[1:]
+        sizes = Polynomials.fit(at, sizes, parts)
+        if (sizes.at(*at[0]) != sizes.at(*at[3]))[grown.sizes != 0].any():
             raise Unlike("a block outside of the layers that depends on depth and batch")
-        further = (depth - shallow) // period
-        polynomials.coefficients[:, 0] += further * grown.sizes
-        costs = many.costs[1:]
-        flops = Polynomials.fit(at, np.array([c.flops for c in costs]), exact=False)
-        moved = Polynomials.fit(at, np.array([c.moved_bytes for c in costs]), exact=False)
-        flops.coefficients[:, 0] += further * grown.flops
-        moved.coefficients[:, 0] += further * grown.moved_bytes
+        flops, moved_bytes = (
+            Polynomials.fit(at, np.array(values), parts, exact=False)
+            for values in ([c.flops for c in costs], [c.moved_bytes for c in costs])
+        )
         long = stretch(short, stack, depth)
         return cls(
             long.trace,
-            polynomials.take(long.block_sources),
-            flops.take(long.cost_sources),
-            moved.take(long.cost_sources),
+            sizes.plus(further * grown.sizes).take(long.block_sources),
+            flops.plus(further * grown.flops).take(long.cost_sources),
+            moved_bytes.plus(further * grown.moved_bytes).take(long.cost_sources),
         )
 
     def at(self, batch: int, length: int) -> Trace:
-        """The trace of the step on ``batch`` rows of ``length`` tokens."""
-        costs = self._trace.costs[-1]
-        return replace(
-            self._trace,
-            sizes=self._sizes.at(batch, length),
-            costs=[
-                OpCosts(
-                    self._flops.at(batch, length),
-                    self._moved_bytes.at(batch, length),
-                    costs.dtypes,
-                    costs.phases,
-                )
-            ],
+        """The trace of two steps on ``batch`` rows of ``length`` tokens."""
+        costs = replace(
+            self._trace.costs[-1],
+            flops=self._flops.at(batch, length),
+            moved_bytes=self._moved_bytes.at(batch, length),
         )
+        return replace(self._trace, sizes=self._sizes.at(batch, length), costs=[costs])
 
 
 def _first_two_steps(trace: Trace) -> tuple[Trace, np.ndarray]:

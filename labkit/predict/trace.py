@@ -197,6 +197,8 @@ class Tracer(TorchDispatchMode):
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         """Run an operation and note the storages it made."""
         kwargs = kwargs or {}
+        if func is torch.ops.prim.device.default:  # asked for far more often than anything else
+            return args[0].fake_device
         if func is aten._local_scalar_dense.default:
             return self._read(args[0])
         in_backward = torch._C._current_autograd_node() is not None
@@ -429,13 +431,17 @@ def trace_step(
     Raises:
         TraceError: An operation's result depends on values, or it has no rule without them.
     """
-    with torch.device("meta"):
-        model, optimizer, step = build()
     mode, tracer = FakeTensorMode(), Tracer(gpu.cublas_workspace_bytes if gpu else 0)
-    tracer.know(model)
-    if warm_up_bytes:
-        tracer.warm_up(warm_up_bytes)
-    _make_fake(model, mode, tracer)
+    gc.freeze()  # what is found among all objects is then only what the step is made of
+    try:
+        with torch.device("meta"):
+            model, optimizer, step = build()
+        tracer.know(model)
+        if warm_up_bytes:
+            tracer.warm_up(warm_up_bytes)
+        _make_fake(model, mode, tracer)
+    finally:
+        gc.unfreeze()
     if gpu:
         use_card_optimizer(optimizer)
     collecting = gc.isenabled()
@@ -487,7 +493,7 @@ def _make_fake(model: torch.nn.Module, mode: FakeTensorMode, tracer: Tracer) -> 
 
     In place, so that whatever holds a parameter (optimizer, closures) still holds it. Tensors
     that are no parameters or buffers of the model, such as a mask in an attribute, are found
-    among the objects alive.
+    among the objects alive, those that the collector was told to leave out excepted.
     """
     gc.collect()
     own = dict.fromkeys(_in_order_of_moving(model))
