@@ -5,7 +5,7 @@ from collections import Counter
 
 import numpy as np
 
-from labkit.predict.allocator import Replay, replay
+from labkit.predict.allocator import ROUND_BYTES, Replay, replay
 from labkit.predict.gpus import Gpu
 from labkit.predict.trace import WORKSPACE, Trace
 from labkit.report import OWNERS, PHASES, Fit, Memory, thin
@@ -73,6 +73,17 @@ def _place(trace: Trace, stopped: Replay) -> str:
     where = module_group(trace.modules[index])
     phase = PHASES[trace.phases[index]]
     return f"step {step}, {phase}" + (f", {where}" if where else "") if step else "the weights"
+
+
+def peak_bytes(trace: Trace, gpu: Gpu | None) -> int:
+    """The peak of the last step alone, in a millisecond or two.
+
+    On a card blocks are rounded as the allocator rounds them; a rest too small to be split off,
+    which it adds to some, is left out: ``cuda_memory`` counts it.
+    """
+    multiple = ROUND_BYTES if gpu else 1
+    rounded = -(-trace.sizes // multiple) * multiple
+    return int(alive_bytes(trace, rounded)[trace.step_starts[-1] :].max())
 
 
 def alive_bytes(trace: Trace, block_bytes: np.ndarray) -> np.ndarray:

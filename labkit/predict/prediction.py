@@ -77,7 +77,7 @@ def predict(
     step = RecipeStep(
         recipe, source, precision, gpu, shape.padded, pad_token_id=tokenizer.pad_token_id
     )
-    trace = step_trace(step, shape)
+    trace, report.trainable = step_trace(step, shape)
     if precision.reason:
         report.notes.append(precision.reason)
     if recipe.compile != "none":

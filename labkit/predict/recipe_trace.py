@@ -17,6 +17,7 @@ from labkit.recipe import Recipe
 from labkit.shapes import BatchShape
 from labkit.step import build_step
 from labkit.tokens import Batch
+from labkit.trainable import trainable_parameters
 
 CPU = torch.device("cpu")
 
@@ -84,22 +85,33 @@ class RecipeStep:
         return trace_step(build, self.gpu, steps=len(shapes), padded=self.padded)
 
 
-def step_trace(step: RecipeStep, shape: BatchShape) -> Trace:
-    """The first two steps on batches of the given shape."""
+def step_trace(step: RecipeStep, shape: BatchShape) -> tuple[Trace, dict[str, int]]:
+    """The first two steps on batches of the given shape, and the numbers of parameters trained.
+
+    The first call for a model takes seconds; a further shape takes milliseconds.
+    """
     parts = step.recipe.micro_batches
     general = replace(
         step, recipe=replace(step.recipe, batch_size=max(2, parts), max_length=LONGEST)
     )
     # a part of one row, or a row of one token, may take another path than larger ones
     if shape.pairs >= 2 * parts and shape.tokens >= 2 and _has_timeline(step):
-        timeline = _timeline(general, shape.pairs % parts, aligned=shape.tokens % 8 == 0)
-        if timeline is not None:
-            return timeline.at(shape.pairs, shape.tokens)
-    return step.trace([(shape.pairs, shape.tokens)] * 2)
+        fitted = _timeline(general, shape.pairs % parts, aligned=shape.tokens % 8 == 0)
+        if fitted is not None:
+            timeline, trained = fitted
+            return timeline.at(shape.pairs, shape.tokens), trained
+    trained = {}
+    trace = step.trace(
+        [(shape.pairs, shape.tokens)] * 2,
+        see=lambda model: trained.update(trainable_parameters(model)),
+    )
+    return trace, trained
 
 
 @lru_cache(maxsize=64)
-def _timeline(step: RecipeStep, left_over: int, *, aligned: bool) -> Timeline | None:
+def _timeline(
+    step: RecipeStep, left_over: int, *, aligned: bool
+) -> tuple[Timeline, dict[str, int]] | None:
     """The timeline for batches that leave this many rows over when they are split into parts.
 
     And for lengths that are multiples of 8, or are not.
@@ -107,23 +119,32 @@ def _timeline(step: RecipeStep, left_over: int, *, aligned: bool) -> Timeline | 
     None where layers or points are not alike.
     """
 
-    def trace_at(depth: int, shapes: list[tuple[int, int]]) -> tuple[Trace, str]:
-        models = []
-        trace = step.trace(shapes, depth, see=models.append)
-        return trace, _stack_prefix(models[0], depth)
+    trained: dict[int, dict[str, int]] = {}  # by depth
 
-    parts = step.recipe.micro_batches
+    def trace_at(depth: int, shapes: list[tuple[int, int]]) -> tuple[Trace, str]:
+        prefixes = []
+
+        def see(model: torch.nn.Module) -> None:
+            trained[depth] = trainable_parameters(model)
+            prefixes.append(_stack_prefix(model, depth))
+
+        return step.trace(shapes, depth, see), prefixes[0]
+
+    parts, depth = step.recipe.micro_batches, step.source.config.num_hidden_layers
     try:
-        return Timeline.fit(
+        timeline = Timeline.fit(
             trace_at,
             [times * parts + left_over for times in (2, 3, 5)],
             parts,
             aligned=aligned,
             period=_period(step),
-            depth=step.source.config.num_hidden_layers,
+            depth=depth,
         )
     except Unlike:
         return None
+    (shallow, few), (deeper, more) = trained.items()
+    units = (depth - shallow) // (deeper - shallow)
+    return timeline, {kind: few[kind] + units * (more[kind] - few[kind]) for kind in few}
 
 
 def _has_timeline(step: RecipeStep) -> bool:
