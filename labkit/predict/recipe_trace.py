@@ -118,7 +118,6 @@ def _timeline(
 
     None where layers or points are not alike.
     """
-
     trained: dict[int, dict[str, int]] = {}  # by depth
 
     def trace_at(depth: int, shapes: list[tuple[int, int]]) -> tuple[Trace, str]:

@@ -8,6 +8,7 @@ storage does, which is when PyTorch would hand its bytes back.
 
 import contextlib
 import gc
+import logging
 import weakref
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
@@ -21,7 +22,6 @@ from torch._subclasses.fake_tensor import (
     DynamicOutputShapeException,
     FakeTensor,
     FakeTensorMode,
-    UnsupportedOperatorException,
 )
 from torch.nn.modules import module as hooks
 from torch.optim.optimizer import register_optimizer_step_pre_hook
@@ -33,11 +33,6 @@ from labkit.predict.roofline import OpCosts, count_op
 from labkit.report import PHASES
 
 aten = torch.ops.aten
-UNTRACEABLE = (
-    DataDependentOutputException,
-    DynamicOutputShapeException,
-    UnsupportedOperatorException,
-)
 GEMMS = {aten.mm, aten.addmm, aten.bmm, aten.baddbmm, aten._addmm_activation}
 WORKSPACE = "cublas workspace"
 
@@ -108,7 +103,7 @@ class Tracer(TorchDispatchMode):
         self.marked = False  # whether the step names its phases itself
         self.fresh = False  # whether no module was called yet in this step
         self.closed = False  # blocks that die later are no part of the trace
-        self.failed_in = ""
+        self.failure: tuple | None = None  # error, operation, module: of what cannot be traced
         self._workspaces = [("", workspace_bytes), ("backward", workspace_bytes)]
         self._alive: dict[int, tuple[int, weakref.ref]] = {}  # by address of the storage
         self._inside: list[str] = []  # modules whose forward is running
@@ -214,8 +209,8 @@ class Tracer(TorchDispatchMode):
             self._take_workspace("backward" if in_backward else "", where)
         try:
             result = func(*args, **kwargs)
-        except UNTRACEABLE:
-            self.failed_in = where
+        except Exception as error:
+            self.failure = error, func, where
             raise
         for index, tensor in enumerate(_tensors(result)):
             if self.number_of(tensor) is None:
@@ -243,7 +238,8 @@ class Tracer(TorchDispatchMode):
         """
         if tensor.dtype == torch.bool:
             return self.block_of(tensor).op == "aten.all"
-        return 1.0 if tensor.dtype.is_floating_point else 1
+        # neither 0 nor 1: optimizers divide by numbers that they read, and by 1 minus those
+        return 0.5 if tensor.dtype.is_floating_point else 1
 
     def _home_of_result(self, args: tuple, result, index: int) -> str:
         """Outside of any module (in optimizers) a result belongs where its input does.
@@ -460,12 +456,17 @@ def trace_step(
         for tensor in host_tensors(optimizer) if gpu else ():
             tracer.sizes[tracer.number_of(tensor)] = 0
         return tracer.trace()
-    except UNTRACEABLE as error:
+    except Exception as error:
+        if tracer.failure is None or tracer.failure[0] is not error:
+            raise  # the step's own
+        _, operation, where = tracer.failure
+        reason = "its result depends on values"
+        if not isinstance(error, DataDependentOutputException | DynamicOutputShapeException):
+            reason = str(error).strip().splitlines()[0].rstrip(".")
         raise TraceError(
-            f"the step cannot be run without data: {error.func} in "
-            f"{tracer.failed_in or 'the step itself'} has a result that depends on values, or "
-            "no rule for tensors without data. Leave it out of the step, or use operations "
-            "whose shapes are known beforehand."
+            f"the step cannot be run without data: {operation} in {where or 'the step itself'} "
+            f"fails there ({reason}). Leave it out of the step, or use operations whose shapes "
+            "are known beforehand."
         ) from error
     finally:
         tracer.closed = True
@@ -534,6 +535,9 @@ def _as_with_data(padded: bool) -> Iterator[None]:
             ("torch.amp.GradScaler._maybe_opt_step", _always_step),
         ):
             stack.enter_context(mock.patch(name, value))
+        # what a fake tensor cannot do is told by our error, not by a page of its own
+        noise = logging.getLogger("torch._subclasses.fake_tensor")
+        stack.enter_context(mock.patch.object(noise, "disabled", True))
         yield
 
 
