@@ -138,8 +138,12 @@ def _temporaries(backend: str, gpu: Gpu, grad, query, key, out) -> list[torch.Te
             held += [_empty(batch, key.shape[2], heads, dim, like=key) for _ in range(2)]
         return held
     if backend == "mem_efficient":
-        # the kernel computes each row's product of gradient and output for 16-bit numbers only
-        delta = _empty(batch, heads, length) if half else (grad * out).sum(-1).contiguous()
+        if half:  # the kernel computes each row's product of gradient and output itself
+            delta = _empty(batch, heads, length)
+        else:
+            products = grad.transpose(1, 2) * out.transpose(1, 2)
+            delta = products.sum(-1).transpose(1, 2).contiguous()
+            del products
         # gradients of the queries are added up in tiles of float32, each with two counters
         tile_rows = 128 if dim > 64 and (half or gpu.capability >= (8, 0)) else 64
         numbers = math.ceil(length / tile_rows) * math.ceil(dim / 64) * (4 + tile_rows * 64)
