@@ -133,7 +133,10 @@ def recompute_layers(model: nn.Module, every: int) -> None:
     nobody reads, and ``torch.compile(fullgraph=True)`` refuses it.
     """
     base = model.get_base_model()
-    base.activation_checkpointing_enable({"use_reentrant": False}, every_n_layers=every)
+    enable = getattr(base, "activation_checkpointing_enable", None)
+    if enable is None:  # its name before transformers 5.23
+        enable = base.gradient_checkpointing_enable
+    enable({"use_reentrant": False}, every_n_layers=every)
     base.disable_input_require_grads()
 
 
