@@ -3,6 +3,7 @@
 Built-in geometries have random weights: what a step costs does not depend on the values.
 """
 
+import copy
 import hashlib
 import json
 from dataclasses import dataclass
@@ -75,6 +76,31 @@ def geometry(name: str) -> Qwen3Config:
         rope_parameters={"rope_type": "default", "rope_theta": 1_000_000.0},
         tie_word_embeddings=True,
     )
+
+
+def with_depth(config: PretrainedConfig, depth: int) -> PretrainedConfig:
+    """The same configuration with another number of layers."""
+    config = copy.deepcopy(config)
+    kinds = getattr(config, "layer_types", None)
+    if kinds:
+        config.layer_types = kinds[:depth]
+    config.num_hidden_layers = depth
+    return config
+
+
+def with_layers(source: ModelSource, layers: int) -> ModelSource:
+    """The first layers of a model, with random weights.
+
+    Raises:
+        ModelError: It has fewer.
+    """
+    there = getattr(source.config, "num_hidden_layers", 0)
+    if not 1 <= layers <= there:
+        raise ModelError(
+            f"model {source.name}: layers must be from 1 to {there}, not {layers}."
+        )
+    name = f"{source.name} of {layers} layer{'s' if layers > 1 else ''}"
+    return ModelSource(name, with_depth(source.config, layers), None)
 
 
 def find_model(name: str) -> ModelSource:

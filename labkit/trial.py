@@ -12,7 +12,7 @@ from labkit.compiling import CompilerMissing, graphs_compiled
 from labkit.data import Pairs
 from labkit.machine import machine_facts
 from labkit.memory import measure_memory
-from labkit.model_source import check_recipe_fits, find_model
+from labkit.model_source import ModelSource, check_recipe_fits, find_model
 from labkit.precision import choose_precision, product_seconds
 from labkit.recipe import Recipe
 from labkit.report import Report
@@ -45,10 +45,11 @@ class Trial:
         cache_folder: Path | None,
         emulate: bool,
         progress: Callable[[str], None],
+        source: ModelSource | None = None,
     ) -> None:
         self.recipe, self.device, self.progress = recipe, device, progress
         self.warmup_steps, self.timed_steps = warmup_steps, timed_steps
-        self.source = find_model(recipe.model)
+        self.source = source or find_model(recipe.model)
         self.precision = choose_precision(recipe, device, emulate=emulate)
         self.tokenizer = load_tokenizer(recipe.model)
         check_recipe_fits(self.source, recipe, len(self.tokenizer))
@@ -92,8 +93,8 @@ class Trial:
         if not self.report.ok:
             self.release()
 
-    def prepare(self) -> None:
-        """Build the step and warm it up; compiled, on every shape that will be timed."""
+    def build(self) -> None:
+        """Build the step."""
         self.progress("building the model")
         self.step = build_step(
             self.recipe,
@@ -105,6 +106,10 @@ class Trial:
         self.calls = 0
         self.report.losses = []
         self.report.trainable = trainable_parameters(self.step.model)
+
+    def prepare(self) -> None:
+        """Build the step and warm it up; compiled, on every shape that will be timed."""
+        self.build()
         planned = list(islice(self.stream(), self.warmup_steps + self.timed_steps))
         probe = planned[0].split(max(1, len(planned[0].labels) // COUNTED_PAIRS))[0]
         self.report.layer_forwards = count_layer_forwards(self.step, probe.to(self.device))

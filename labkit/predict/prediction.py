@@ -1,13 +1,13 @@
 """What a recipe would cost on a machine that is not here: the same report, from no run."""
 
 from collections.abc import Callable
-from dataclasses import asdict
+from dataclasses import asdict, replace
 
 import torch
 
 from labkit.data import Pairs
 from labkit.machine import installed_versions, machine_facts
-from labkit.model_source import check_recipe_fits, find_model
+from labkit.model_source import ModelSource, check_recipe_fits, find_model
 from labkit.precision import Precision, choose_precision, native_precision
 from labkit.predict.gpus import Gpu, find_gpu
 from labkit.predict.peaks import cpu_memory, cuda_memory, judge_fit
@@ -32,6 +32,7 @@ def predict(
     *,
     pairs: Pairs | None = None,
     shape: BatchShape | None = None,
+    source: ModelSource | None = None,
     expandable_segments: bool = False,
     emulate: bool = False,
 ) -> Report:
@@ -41,6 +42,7 @@ def predict(
         gpu: A card or its name; None for this machine's CPU.
         pairs: The data: the step is that of its worst batch. Needed unless ``shape`` is given.
         shape: The batch to predict.
+        source: Stands in for the model that the recipe names.
         expandable_segments: As in ``PYTORCH_CUDA_ALLOC_CONF``.
         emulate: Without ``gpu``: number formats that this CPU only imitates, as in ``measure``.
 
@@ -59,7 +61,8 @@ def predict(
             "attention flash_attention_2 takes padding out of the batch, so its bytes depend "
             "on the texts; predict with sdpa, whose kernel is the same where nothing is padded."
         )
-    source, tokenizer = find_model(recipe.model), load_tokenizer(recipe.model)
+    source = source or find_model(recipe.model)
+    tokenizer = load_tokenizer(recipe.model)
     check_recipe_fits(source, recipe, len(tokenizer))
     if shape is None:
         if pairs is None:
@@ -74,8 +77,9 @@ def predict(
         data=pairs.facts() if pairs else {},
         batch=shape.to_dict(),
     )
+    plain = replace(recipe, compile="none", cached=False)  # one timeline serves them all
     step = RecipeStep(
-        recipe, source, precision, gpu, shape.padded, pad_token_id=tokenizer.pad_token_id
+        plain, source, precision, gpu, shape.padded, pad_token_id=tokenizer.pad_token_id
     )
     trace, report.trainable = step_trace(step, shape)
     if precision.reason:

@@ -1,13 +1,12 @@
 """The trace of a recipe's step, at any batch and length: from its timeline where it has one."""
 
-import copy
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
 import torch
 
-from labkit.model_source import ModelSource
+from labkit.model_source import ModelSource, with_depth
 from labkit.precision import Precision
 from labkit.predict.gpus import Gpu
 from labkit.predict.layers import UNITS, Unlike
@@ -62,7 +61,7 @@ class RecipeStep:
         """
         source = replace(self.source, weights_from=None)
         if depth is not None:
-            source = replace(source, config=_with_depth(source.config, depth))
+            source = replace(source, config=with_depth(source.config, depth))
         recipe = replace(self.recipe, compile="none")
         waiting = iter(shapes)
 
@@ -163,15 +162,6 @@ def _has_timeline(step: RecipeStep) -> bool:
 def _period(step: RecipeStep) -> int:
     """Layers after which the stack repeats itself."""
     return step.recipe.checkpoint_every or 1
-
-
-def _with_depth(config, depth: int):
-    config = copy.deepcopy(config)
-    kinds = getattr(config, "layer_types", None)
-    if kinds:
-        config.layer_types = kinds[:depth]
-    config.num_hidden_layers = depth
-    return config
 
 
 def _stack_prefix(model: torch.nn.Module, depth: int) -> str:
