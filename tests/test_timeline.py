@@ -1,0 +1,176 @@
+"""Any batch and length from a timeline is what a trace at that very point gives."""
+
+import random
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from labkit.model_source import find_model
+from labkit.precision import choose_precision
+from labkit.predict import recipe_trace
+from labkit.predict.gpus import find_gpu
+from labkit.predict.layers import Unlike
+from labkit.predict.recipe_trace import RecipeStep, step_trace
+from labkit.predict.timeline import LENGTHS, ROUNDINGS, Polynomials, points
+from labkit.recipe import Recipe
+from labkit.shapes import BatchShape
+
+CPU = torch.device("cpu")
+A100 = find_gpu("a100-40gb")
+
+
+def step(gpu=None, *, padded=True, layers=4, **fields):
+    recipe = Recipe(**{"model": "qwen3-small", "lora_dropout": 0.1, **fields})
+    source = find_model(recipe.model)
+    source.config.num_hidden_layers = layers
+    source.config.layer_types = ["full_attention"] * layers
+    precision = choose_precision(recipe, CPU, emulate=True)
+    return RecipeStep(recipe, source, precision, gpu, padded, pad_token_id=0)
+
+
+def assert_same(fast, slow):
+    """Every block, size, event, place and owner."""
+    assert fast.blocks == slow.blocks
+    for name in ("sizes", "events", "phases"):
+        np.testing.assert_array_equal(getattr(fast, name), getattr(slow, name), err_msg=name)
+    assert fast.modules == slow.modules
+    assert fast.step_starts == slow.step_starts
+
+
+def total(trace):
+    return trace.costs[-1].flops.sum(), trace.costs[-1].moved_bytes.sum()
+
+
+CASES = {
+    "cpu": {},
+    "cpu, no padding": {"padded": False},
+    "cpu, eager attention, checkpointing": {"attention": "eager", "checkpoint_every": 1},
+    "card": {"gpu": A100},
+    "card, no padding, base gradients": {"gpu": A100, "padded": False, "train_base": True},
+    "card, every second layer": {"gpu": A100, "checkpoint_every": 2, "layers": 9},
+    "card, 16-bit weights, scaled gradients": {"gpu": A100, "weights": "float16"},
+    "card, all at once": {
+        "gpu": A100, "autocast": "bfloat16", "checkpoint_every": 1, "micro_batches": 2,
+    },
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_timeline_is_the_trace_at_every_point(name):
+    one = step(**CASES[name])
+    draw = random.Random(name)
+    parts = one.recipe.micro_batches
+    pairs = parts * draw.randint(2, 12) + draw.randrange(parts)
+    tokens = 8 * draw.randint(1, 40) + draw.choice([0, 3])
+    fast, trained = step_trace(one, BatchShape(pairs, tokens, one.padded))
+    slow = one.trace([(pairs, tokens)] * 2)
+    assert_same(fast, slow)
+    flops, moved_bytes = total(slow)
+    assert total(fast)[0] == flops
+    assert total(fast)[1] == pytest.approx(moved_bytes, rel=1e-2)
+    assert trained["lora"] == one.recipe.lora_rank * len(slow_lora(one))
+
+
+def slow_lora(one):
+    """A number for each row and column of each weight that has LoRA matrices."""
+    config = one.source.config
+    width, kv = config.num_attention_heads * config.head_dim, 2 * config.head_dim
+    widths = 3 * config.hidden_size + width + 2 * kv
+    return range(config.num_hidden_layers * widths)
+
+
+def test_a_further_point_costs_no_trace(monkeypatch):
+    one = step(A100)
+    step_trace(one, BatchShape(8, 64, padded=True))
+    monkeypatch.setattr(recipe_trace, "trace_step", None)  # would fail if it were called
+    trace, _ = step_trace(one, BatchShape(100, 512, padded=True))
+    assert trace.sizes.sum() > 0
+
+
+@pytest.mark.parametrize(
+    ("pairs", "tokens", "fields"),
+    [(1, 64, {}), (4, 1, {}), (3, 16, {"micro_batches": 2}), (4, 16, {"layers": 3})],
+)
+def test_small_batches_and_shallow_models_are_traced_themselves(pairs, tokens, fields):
+    one = step(**fields)
+    trace, _ = step_trace(one, BatchShape(pairs, tokens, padded=True))
+    assert_same(trace, one.trace([(pairs, tokens)] * 2))
+
+
+def test_layers_that_are_not_alike_are_all_traced():
+    """A window makes another path of long rows: nothing is concluded from short ones."""
+    one = step()
+    one.source.config.layer_types = ["full_attention", "sliding_attention"] * 2
+    one.source.config.sliding_window = 16
+    trace, _ = step_trace(one, BatchShape(4, 40, padded=True))
+    assert_same(trace, one.trace([(4, 40)] * 2))
+
+
+def test_a_model_with_a_changed_layer_is_all_traced(monkeypatch):
+    """Where the middle layers do not repeat, the fit notices and the model itself is traced."""
+    build = recipe_trace.build_step
+
+    def odd(recipe, source, *args, **kwargs):
+        made = build(recipe, source, *args, **kwargs)
+        made.model.get_base_model().model.layers[1].mlp.act_fn = torch.nn.Tanh()
+        return made
+
+    monkeypatch.setattr(recipe_trace, "build_step", odd)
+    one = step(seed=17)  # no other test's timeline
+    trace, _ = step_trace(one, BatchShape(4, 40, padded=True))
+    assert_same(trace, one.trace([(4, 40)] * 2))
+
+
+# ---- the sums themselves
+
+
+def rounded(length, multiple):
+    return -(-length // multiple) * multiple
+
+
+@pytest.mark.parametrize("aligned", [True, False])
+@pytest.mark.parametrize("multiple", ROUNDINGS)
+def test_a_size_that_rounds_the_length_up_is_recognised(aligned, multiple):
+    at = points((2, 3, 5), aligned=aligned)
+
+    def size(batch, length):
+        return 12 * batch * length * rounded(length, multiple) + 7 * batch
+
+    values = np.array([[size(*point)] for point in at])
+    fitted = Polynomials.fit(at, values, parts=1)
+    for batch, length in ((17, 1000), (64, 4096), (3, 777)):
+        if aligned and length % 8:
+            continue
+        assert fitted.at(batch, length).tolist() == [size(batch, length)]
+
+
+def test_huge_sizes_come_out_to_the_byte():
+    at = points((6, 9, 15), aligned=True)
+    values = np.array([[(batch // 3) * 151_669 * length * 4] for batch, length in at])
+    fitted = Polynomials.fit(at, values, parts=3)
+    assert fitted.at(3 * 4096, 32_768).tolist() == [4096 * 151_669 * 32_768 * 4]
+
+
+def test_a_size_that_is_no_such_sum_is_refused():
+    at = points((2, 3, 5), aligned=True)
+    values = np.array([[batch**3] for batch, _ in at])
+    with pytest.raises(Unlike, match="no such sum"):
+        Polynomials.fit(at, values, parts=1)
+
+
+def test_the_lengths_tell_the_roundings_apart():
+    for lengths in LENGTHS.values():
+        rows = {
+            tuple(rounded(length, multiple) for length in lengths) for multiple in ROUNDINGS
+        }
+        assert len(rows) == len(ROUNDINGS) - (lengths[0] % 8 == 0)  # 8 changes no multiple of 8
+
+
+def test_what_is_the_same_model_shares_a_timeline():
+    assert step() == step()
+    assert hash(step()) == hash(step())
+    assert step() != step(layers=6)
+    assert step() != replace(step(), padded=False)
+    assert step() != step(A100)
