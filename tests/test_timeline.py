@@ -118,7 +118,7 @@ def test_a_model_with_a_changed_layer_is_all_traced(monkeypatch):
         return made
 
     monkeypatch.setattr(recipe_trace, "build_step", odd)
-    one = step(seed=17)  # no other test's timeline
+    one = step(lora_rank=3)  # no other test's timeline
     trace, _ = step_trace(one, BatchShape(4, 40, padded=True))
     assert_same(trace, one.trace([(4, 40)] * 2))
 
@@ -174,3 +174,11 @@ def test_what_is_the_same_model_shares_a_timeline():
     assert step() != step(layers=6)
     assert step() != replace(step(), padded=False)
     assert step() != step(A100)
+
+
+def test_recipes_that_differ_in_nothing_that_takes_memory_share_one(monkeypatch):
+    shape = BatchShape(8, 64, padded=True)
+    step_trace(step(), shape)
+    monkeypatch.setattr(recipe_trace, "trace_step", None)
+    fields = {"compile": "default", "cached": True, "seed": 5, "learning_rate": 1e-3}
+    step_trace(step(padding="max", batch_size=64, max_length=512, **fields), shape)

@@ -90,9 +90,12 @@ def step_trace(step: RecipeStep, shape: BatchShape) -> tuple[Trace, dict[str, in
     The first call for a model takes seconds; a further shape takes milliseconds.
     """
     parts = step.recipe.micro_batches
-    general = replace(
-        step, recipe=replace(step.recipe, batch_size=max(2, parts), max_length=LONGEST)
-    )
+    recipe = replace(
+        step.recipe,
+        **{"batch_size": max(2, parts), "max_length": LONGEST, "padding": "max"},
+        **{"compile": "none", "cached": False, "learning_rate": 1e-4, "seed": 0},
+    )  # no other values of these change a byte: recipes that differ in them share a timeline
+    general = replace(step, recipe=recipe)
     # a part of one row, or a row of one token, may take another path than larger ones
     if shape.pairs >= 2 * parts and shape.tokens >= 2 and _has_timeline(step):
         fitted = _timeline(general, shape.pairs % parts, aligned=shape.tokens % 8 == 0)
