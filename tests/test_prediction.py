@@ -15,10 +15,11 @@ from labkit.report import OWNERS, Report
 from labkit.shapes import BatchShape, worst_shape
 
 SMALL = Recipe(model="qwen3-small", batch_size=8, max_length=64)
+TINY = replace(SMALL, model="qwen3-tiny")
 SHAPE = BatchShape(8, 64, padded=True)
 
 
-def a_prediction(recipe=SMALL, gpu="a100-40gb", shape=SHAPE, **options):
+def a_prediction(recipe=TINY, gpu="a100-40gb", shape=SHAPE, **options):
     return predict(recipe, gpu, shape=shape, **options)
 
 
@@ -32,7 +33,7 @@ def peak(recipe=SMALL, gpu="a100-40gb", shape=SHAPE):
 @pytest.mark.parametrize("gpu", [None, "t4", "h100"])
 @pytest.mark.parametrize("change", [{}, {"checkpoint_every": 1}, {"autocast": "float16"}])
 def test_owners_add_up_and_nothing_is_allocated_that_is_not_reserved(gpu, change):
-    memory = a_prediction(replace(SMALL, **change), gpu).memory
+    memory = a_prediction(replace(TINY, **change), gpu).memory
     assert list(memory.by_owner) == list(OWNERS)
     assert sum(memory.by_owner.values()) == memory.peak_allocated_bytes
     for owner, modules in memory.by_module.items():
@@ -45,14 +46,13 @@ def test_owners_add_up_and_nothing_is_allocated_that_is_not_reserved(gpu, change
         assert memory.peak_allocated_bytes <= memory.peak_reserved_bytes
 
 
-@pytest.mark.parametrize("gpu", [None, "a100-40gb"])
-@pytest.mark.parametrize("padded", [True, False])
+@pytest.mark.parametrize(("gpu", "padded"), [(None, True), ("a100-40gb", False)])
 def test_more_of_anything_never_lowers_the_peak(gpu, padded):
-    peaks = [peak(gpu=gpu, shape=BatchShape(b, 64, padded)) for b in (2, 3, 8, 9, 64, 500)]
+    peaks = [peak(SMALL, gpu, shape=BatchShape(b, 64, padded)) for b in (2, 3, 8, 9, 64, 500)]
     assert peaks == sorted(peaks)
     for start in (3, 8):  # lengths that are multiples of 8, and others
         lengths = range(start, 700, 64)
-        peaks = [peak(gpu=gpu, shape=BatchShape(8, l, padded)) for l in lengths]  # noqa: E741
+        peaks = [peak(SMALL, gpu, shape=BatchShape(8, l, padded)) for l in lengths]  # noqa: E741
         assert peaks == sorted(peaks)
 
 
@@ -63,7 +63,7 @@ def test_more_layers_never_lower_the_peak(gpu, tmp_path):
         vocab_size=8192, pad_token_id=0,
     )  # fmt: skip
     peaks = []
-    for layers in (1, 2, 3, 5, 6):
+    for layers in (1, 2, 5, 6):
         config.num_hidden_layers = layers
         file = tmp_path / f"{layers}" / "config.json"
         config.save_pretrained(file.parent)
@@ -73,7 +73,7 @@ def test_more_layers_never_lower_the_peak(gpu, tmp_path):
 
 def test_wider_numbers_never_lower_the_peak():
     weights = [
-        peak(replace(SMALL, weights=dtype), "a100-40gb") for dtype in ("bfloat16", "float32")
+        peak(replace(TINY, weights=dtype), "a100-40gb") for dtype in ("bfloat16", "float32")
     ]
     assert weights == sorted(weights)
 
@@ -81,8 +81,7 @@ def test_wider_numbers_never_lower_the_peak():
 @pytest.mark.parametrize("gpu", [None, "a100-40gb", "h100"])
 def test_checkpointing_never_raises_the_bytes_of_activations(gpu):
     plain, *checkpointed = (
-        a_prediction(replace(SMALL, checkpoint_every=every), gpu).memory
-        for every in (0, 1, 2, 4)
+        a_prediction(replace(TINY, checkpoint_every=every), gpu).memory for every in (0, 1, 2)
     )
     for memory in checkpointed:
         assert memory.by_owner["activations"] <= plain.by_owner["activations"]
@@ -95,7 +94,7 @@ def test_weights_gradients_and_state_are_as_counted_by_hand():
     lora = 8 * layers * (3 * hidden + heads * dim + 2 * kv * dim)
     head, rope = 2 * hidden, dim // 2
     base = vocabulary * hidden + layers * layer + hidden
-    report = a_prediction(gpu=None)
+    report = a_prediction(SMALL, None)
     assert report.memory.state_bytes["weights"] == 4 * (base + lora + 2 * head) + 2 * 4 * rope
     assert report.memory.state_bytes["gradients"] == 4 * (lora + head)
     tensors = 6 * layers + 1
@@ -115,7 +114,7 @@ def test_the_published_geometry_at_four_batch_sizes(pairs, gib):
 
 
 def test_a_report_says_where_it_comes_from():
-    report = a_prediction(replace(SMALL, compile="default"))
+    report = a_prediction(replace(TINY, compile="default"))
     assert report.oracle == "predicted"
     assert report.machine["name"] == find_gpu("a100-40gb").title
     assert report.batch["pairs"] == 8
@@ -128,7 +127,7 @@ def test_a_report_says_where_it_comes_from():
 
 
 def test_a_card_without_a_format_uses_another_and_says_so():
-    report = a_prediction(replace(SMALL, autocast="bfloat16"), "t4")
+    report = a_prediction(replace(TINY, autocast="bfloat16"), "t4")
     assert report.precision["autocast"] == "float16"
     assert "because NVIDIA T4" in report.notes[0]
     assert "bfloat16 was asked for, float16 is used" in report.notes[0]
@@ -186,7 +185,7 @@ def test_expandable_segments_lose_nothing_to_fragments():
 
 
 def test_each_step_of_the_course_can_be_predicted():
-    steps = ladder(replace(SMALL, batch_size=8))
+    steps = ladder(replace(TINY, batch_size=8))
     peaks = {slug: peak(recipe) for slug, recipe in steps.items()}
     assert peaks["01_freeze_base"] < peaks["00_baseline"]
     assert peaks["02_checkpointing"] < peaks["01_freeze_base"]
