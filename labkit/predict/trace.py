@@ -488,9 +488,13 @@ def _cpu_behaviour() -> Iterator[None]:
 
     with (
         mock.patch("torch.get_rng_state", get_state),
-        mock.patch("torch.set_rng_state", lambda state: None),  # a Mock would keep it alive
+        mock.patch("torch.set_rng_state", _drop_state),
     ):
         yield
+
+
+def _drop_state(state: torch.Tensor) -> None:
+    """Keep no state alive; a Mock would, among the arguments it was called with."""
 
 
 def _make_fake(model: torch.nn.Module, mode: FakeTensorMode, tracer: Tracer) -> None:
