@@ -27,7 +27,9 @@ _HOME = {
     "records": ("load_record", "load_records"),
     "plots": ("plot_peaks", "plot_phases", "plot_step_times", "plot_timeline"),
     "overview": ("plot_ladder",),
-    "notebook": ("open_ladder", "open_run", "show_source"),
+    "forecast_plots": ("plot_forecast", "plot_forecast_ladder"),
+    "cells": ("show_source",),
+    "notebook": ("open_ladder", "open_run"),
 }
 _MODULE_OF = {name: module for module, names in _HOME.items() for name in names}
 __all__ = list(_MODULE_OF)

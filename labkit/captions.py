@@ -22,7 +22,9 @@ STATUS_WORDS = {
 
 
 def format_seconds(seconds: float) -> str:
-    """Seconds for people: ``1.23 s``, ``45.6 ms``."""
+    """Seconds for people: ``1.23 s``, ``45.6 ms``, ``53 µs``."""
+    if seconds < 1e-4:
+        return f"{seconds * 1e6:.0f} µs"
     return f"{seconds:.2f} s" if seconds >= 1 else f"{seconds * 1000:.1f} ms"
 
 

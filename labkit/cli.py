@@ -56,6 +56,7 @@ def _main(
     epilog=examples(
         "labkit run",
         "labkit run --profile tiny --name trial",
+        "labkit run --gpu a100-80gb",
         "labkit run --resume",
         "labkit run --only 03_amp --only 90_ladder",
     )
@@ -67,6 +68,10 @@ def run(
     ] = None,
     data: Data = None,
     skip_bad: SkipBad = False,
+    gpu: Annotated[
+        str,
+        typer.Option(metavar="NAME", help="A card to predict each step for, see predict."),
+    ] = "rtx-4090",
     resume: Annotated[
         bool, typer.Option("--resume", help="Keep what is finished for the same inputs.")
     ] = False,
@@ -84,7 +89,13 @@ def run(
     from labkit.runner import run_course
 
     result = run_course(
-        profile, name=name, data=data, skip_bad=skip_bad, resume=resume, only=only or ()
+        profile,
+        name=name,
+        data=data,
+        skip_bad=skip_bad,
+        gpu=gpu,
+        resume=resume,
+        only=only or (),
     )
     notebooks = [asdict(notebook) for notebook in result.notebooks]
     show_run(result.folder, result.page, as_json, notebooks=notebooks)

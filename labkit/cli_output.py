@@ -25,20 +25,20 @@ def show_run(folder: Path, page: Path, as_json: bool, **more) -> None:
     from rich.table import Table
 
     from labkit.records import load_records
-    from labkit.table import HEADINGS, row_words, table_notes, table_rows
+    from labkit.table import headings, row_words, table_notes, table_rows
 
     rows = table_rows(load_records(folder))
     if as_json:
         print_json({"folder": str(folder), "page": str(page), **more, "rows": rows})
         return
     out = _console()
-    left_out = ("change", "tokens") if out.width < 120 else ()
-    names = [name for name in HEADINGS if name not in left_out]
+    left_out = ("change", "predicted", "tokens") if out.width < 120 else ()
+    shown = {name: text for name, text in headings(rows).items() if name not in left_out}
     table = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
-    for name in names:
-        table.add_column(HEADINGS[name], no_wrap=name == "slug", overflow="fold")
+    for name, heading in shown.items():
+        table.add_column(heading, no_wrap=name == "slug", overflow="fold")
     for row in rows:
-        table.add_row(*(row_words(row)[name] for name in names))
+        table.add_row(*(row_words(row)[name] for name in shown))
     out.print(table)
     for note in table_notes(rows):
         out.print(note, markup=False)

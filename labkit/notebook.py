@@ -1,29 +1,29 @@
 """What a course notebook calls: measure one step, show it, and keep it."""
 
-import inspect
-import json
 from collections.abc import Callable
 from pathlib import Path
 
 import torch
-from IPython.display import Code, DisplayHandle, Image, Markdown, display
+from IPython.display import DisplayHandle, Markdown, display
 
-from labkit import captions
+from labkit import captions, forecast_words
+from labkit.cells import show_bullets, show_figure
 from labkit.data import read_pairs
 from labkit.exercises import UNANSWERED, Hint, check_answer, judge
 from labkit.findings import findings, ladder_findings, speed_product
+from labkit.forecast import forecast
+from labkit.forecast_findings import forecast_findings, forecast_ladder_findings
 from labkit.machine import PROJECT, machine_facts
 from labkit.measure import compare
 from labkit.precision import choose_precision
 from labkit.recipe import describe_change, ladder, profile_named
-from labkit.records import Record, input_key, load_records, save_record, write_text
+from labkit.records import Record, input_key, load_records, save_record
 from labkit.report import Comparison, format_bytes
 from labkit.run_folder import newest_run
 from labkit.summary import facts_text
 from labkit.table import markdown_table, table_rows
 
 BY_HAND = PROJECT / "runs" / "by-hand"  # where notebooks write that nobody runs as a course
-DOTS_PER_INCH = 110
 
 
 class Run:
@@ -54,6 +54,7 @@ class Run:
         self.folder = Path(run_folder) if run_folder else BY_HAND
         self.pairs = read_pairs(data, skip_bad=skip_bad)
         self.guess_bytes: int | None = None
+        self.predicted: dict[str, Comparison] = {}
         self._comparison: Comparison | None = None
 
     @property
@@ -79,6 +80,26 @@ class Run:
         )
         display(Markdown(text))
 
+    def predict(self, gpu: str) -> None:
+        """Predict this step and the one before, here and on a card; ``measure`` keeps that.
+
+        Args:
+            gpu: The card, a name that ``labkit predict --list-gpus`` shows.
+        """
+        status = DisplayHandle()
+        status.display(Markdown("predicting"))
+        found = forecast(
+            self.before,
+            self.after,
+            self.pairs,
+            gpu,
+            progress=lambda text: status.update(Markdown(text)),
+        )
+        self.predicted = found.predicted
+        parts = [forecast_words.forecast_table(self.predicted)] if self.predicted else []
+        parts += [f"- {sentence}" for sentence in found.missing]
+        status.update(Markdown("\n".join(parts)))
+
     def measure(self) -> Comparison:
         """Measure this step against the one before, and keep the record."""
         status = DisplayHandle()
@@ -92,6 +113,7 @@ class Run:
             cache_folder=self.folder / "cache",
             progress=lambda text: status.update(Markdown(text)),
         )
+        self._comparison.predicted = self.predicted
         record = Record(
             self.slug,
             self.profile.name,
@@ -110,11 +132,11 @@ class Run:
 
     def show(self, plot: Callable) -> None:
         """Draw the comparison with one of labkit's plots, and keep the figure for the page."""
-        _show(plot, self.comparison, self.folder, self.slug)
+        show_figure(plot, self.comparison, self.folder, self.slug)
 
     def say(self) -> None:
         """What was seen, in sentences filled from the record."""
-        sentences = findings(self.slug, self.comparison)
+        sentences = findings(self.slug, self.comparison) + forecast_findings(self.comparison)
         memory = self.comparison.after.memory
         if self.guess_bytes is not None and memory is not None:
             error = self.guess_bytes / memory.peak_allocated_bytes - 1
@@ -123,7 +145,7 @@ class Run:
                 f"You expected {format_bytes(self.guess_bytes)}, {error:+.0%} from what was "
                 "measured.",
             )
-        _bullets(sentences)
+        show_bullets(sentences)
 
     def check(self, answer: float | None) -> None:
         """Check the answer to the exercise."""
@@ -160,7 +182,7 @@ def open_run(
         f"{pairs['skipped_rows']}",
         f"Machine: {machine['name']}, {machine['device']}; {versions}",
     ]
-    _bullets(lines)
+    show_bullets(lines)
     return run
 
 
@@ -178,13 +200,19 @@ class Ladder:
         display(Markdown(f"Run {self.folder.name}: {captions.provenance(*reports)}."))
         display(Markdown(markdown_table(table_rows(self.records))))
 
+    def predict(self) -> None:
+        """The steps as they were predicted before they ran, here and on the chosen card."""
+        display(Markdown(forecast_words.forecast_rows(self.comparisons)))
+
     def show(self, plot: Callable) -> None:
         """Draw all comparisons with one of labkit's plots, and keep the figure."""
-        _show(plot, self.comparisons, self.folder, "90_ladder")
+        show_figure(plot, self.comparisons, self.folder, "90_ladder")
 
     def say(self) -> None:
         """What the whole run shows."""
-        _bullets(ladder_findings(self.comparisons))
+        show_bullets(
+            ladder_findings(self.comparisons) + forecast_ladder_findings(self.comparisons)
+        )
 
     def check(self, answer: float | None) -> None:
         """Check the answer to the exercise."""
@@ -201,28 +229,3 @@ class Ladder:
 def open_ladder(run_folder: str | None = None) -> Ladder:
     """The records in a run folder; those of the newest run by default."""
     return Ladder(run_folder)
-
-
-def show_source(*objects: Callable) -> None:
-    """Show the source of functions or classes as it is on disk."""
-    for thing in objects:
-        display(Code(inspect.getsource(thing), language="python"))
-
-
-def _bullets(lines: list[str]) -> None:
-    display(Markdown("\n".join(f"- {line}" for line in lines)))
-
-
-def _show(plot: Callable, measured, folder: Path, slug: str) -> None:
-    """Draw, save with its alternative text, and display a figure."""
-    kind = plot.__name__.removeprefix("plot_")
-    alt = getattr(captions, f"alt_{kind}")(measured)
-    axes = plot(measured)
-    figure = (axes[0] if isinstance(axes, tuple) else axes).figure
-    path = folder / "figures" / f"{slug}-{kind}.png"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=DOTS_PER_INCH)
-    texts = path.with_name("alt.json")
-    known = json.loads(texts.read_text(encoding="utf-8")) if texts.exists() else {}
-    write_text(texts, json.dumps(known | {path.name: alt}, ensure_ascii=False, indent=1))
-    display(Image(path.read_bytes()), metadata={"image/png": {"alt": alt}})

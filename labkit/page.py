@@ -7,7 +7,7 @@ from labkit.records import Record, RecordError, load_records, write_text
 from labkit.reference import compare_with_reference, load_references, nearest_reference
 from labkit.report import format_bytes
 from labkit.summary import facts_text
-from labkit.table import HEADINGS, effect_words, row_words, table_rows
+from labkit.table import effect_words, headings, row_words, table_rows
 
 LADDER_NOTEBOOK = "90_ladder"  # reads the records of the others
 
@@ -49,7 +49,7 @@ def page_contents(folder: Path) -> dict:
         "facts": _facts(measured[0]) if measured else {},
         "tiny": any(record.profile == "tiny" for record in records.values()),
         "headline": _headline(rows),
-        "headings": HEADINGS,
+        "headings": headings(rows),
         "rows": [
             row
             | {

@@ -27,9 +27,11 @@ def save_reference(records: dict[str, Record], folder: Path = REFERENCE) -> Path
         raise RecordError(f"{', '.join(unfinished)} was not measured. Run: labkit run --resume")
     documents = [record.to_dict() for record in records.values()]
     for document in documents:
-        for report in document["comparison"].values():
-            if report and report["memory"]:
-                report["memory"]["timeline"] = []
+        comparison = document["comparison"]
+        for pair in (comparison, *comparison["predicted"].values()):
+            for report in filter(None, (pair["before"], pair["after"])):
+                if report["memory"]:
+                    report["memory"] |= {"timeline": [], "owner_timeline": {}}
     name = re.sub(
         r"[^a-z0-9]+", "-", documents[0]["comparison"]["after"]["machine"]["name"].lower()
     )

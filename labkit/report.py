@@ -138,10 +138,13 @@ class Comparison:
 
     ``before`` is ``None`` for the first step. Timed steps of the two alternate, so
     ``before.step_seconds[i]`` and ``after.step_seconds[i]`` ran next to each other.
+    ``predicted`` holds the same two steps as they were predicted before they ran: for the
+    machine that measured (``here``) and for a card that somebody chose (``card``).
     """
 
     after: Report
     before: Report | None = None
+    predicted: dict[str, "Comparison"] = field(default_factory=dict)
 
     @property
     def speed_ratios(self) -> list[float]:
@@ -211,15 +214,17 @@ class Comparison:
         return {
             "after": self.after.to_dict(),
             "before": self.before.to_dict() if self.before else None,
+            "predicted": {place: pair.to_dict() for place, pair in self.predicted.items()},
         }
 
     @classmethod
     def from_dict(cls, values: dict) -> "Comparison":
         """The value that ``to_dict`` gave."""
-        before = values["before"]
+        before, predicted = values["before"], values.get("predicted", {})
         return cls(
             after=Report.from_dict(values["after"]),
             before=Report.from_dict(before) if before else None,
+            predicted={place: cls.from_dict(pair) for place, pair in predicted.items()},
         )
 
 

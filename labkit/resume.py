@@ -19,8 +19,13 @@ def step_keys(profile: Profile, data_sha256: str) -> dict[str, str]:
     return keys
 
 
-def is_finished(notebook: Path, folder: Path, key: str | None) -> bool:
-    """Whether a run folder holds the whole result of a notebook for the inputs of ``key``."""
+def is_finished(notebook: Path, folder: Path, key: str | None, gpu: str) -> bool:
+    """Whether a run folder holds the whole result of a notebook for the inputs of ``key``.
+
+    Args:
+        gpu: The card, as the catalogue calls it. No figure that was measured depends on it,
+            but what was predicted for another card has to be predicted again.
+    """
     if key is None:
         return False
     try:
@@ -28,4 +33,6 @@ def is_finished(notebook: Path, folder: Path, key: str | None) -> bool:
         whole = same_source(notebook, folder / notebook.name)
     except (RecordError, NotebookError):
         return False
-    return whole and record.key == key and record.status in FINAL_STATUSES
+    card = record.comparison.predicted.get("card")
+    same_card = card is None or card.after.machine["gpu"] == gpu
+    return whole and same_card and record.key == key and record.status in FINAL_STATUSES

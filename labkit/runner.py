@@ -14,6 +14,7 @@ from labkit.execution import (
 )
 from labkit.machine import PROJECT, memory_bytes
 from labkit.page import write_page
+from labkit.predict.gpus import find_gpu
 from labkit.progress import Narrator, Watch
 from labkit.recipe import Profile, ladder, profile_named
 from labkit.records import Record, save_record
@@ -22,7 +23,8 @@ from labkit.resume import is_finished, step_keys
 from labkit.run_folder import RunnerError, open_run_folder
 from labkit.summary import facts_text
 
-PARAMETERS = ("profile", "run_folder", "data", "skip_bad")  # every notebook declares them
+# Every notebook declares them.
+PARAMETERS = ("profile", "run_folder", "data", "skip_bad", "gpu")
 
 
 @dataclass
@@ -60,6 +62,7 @@ def run_course(
     name: str | None = None,
     data: str | None = None,
     skip_bad: bool = False,
+    gpu: str = "rtx-4090",
     resume: bool = False,
     only: Iterable[str] = (),
     root: Path = PROJECT,
@@ -75,6 +78,7 @@ def run_course(
         name: Of the folder below ``<root>/runs``; the profile's name by default.
         data: Pairs to train on, anything that ``read_pairs`` takes.
         skip_bad: Leave out rows of the data that cannot be used.
+        gpu: The card that each step is predicted for, besides this machine.
         resume: Keep what is finished for the same inputs in an existing folder.
         only: Slugs to run, in an existing folder; all by default.
         root: The project: holds ``notebooks/`` and ``runs/``.
@@ -84,10 +88,12 @@ def run_course(
         RunnerError: Nothing can be written, or another run is writing there.
         NotebookError: A notebook takes other parameters than ``PARAMETERS``, or is missing.
         DataError: The data cannot be used.
+        GpuError: No card of that name.
     """
     from labkit.data import read_pairs
 
     chosen, narrator = profile_named(profile), narrator or Narrator()
+    card = find_gpu(gpu).name
     notebooks = course_notebooks(root / "notebooks", tuple(only))
     for notebook in notebooks:
         check_parameters(notebook, PARAMETERS)
@@ -98,12 +104,12 @@ def run_course(
     with open_run_folder(
         root / "runs", name or profile, keep=resume or bool(only), say=narrator.say
     ) as folder:
-        values = (profile, str(folder), data, skip_bad)
+        values = (profile, str(folder), data, skip_bad, card)
         narrator.say(f"{len(notebooks)} notebooks; data: {facts_text(pairs.facts())}")
         course = Course(chosen, folder, dict(zip(PARAMETERS, values, strict=True)), narrator)
         result = RunResult(folder)
         for number, notebook in enumerate(notebooks, 1):
-            if is_finished(notebook, folder, keys.get(notebook.stem)):
+            if is_finished(notebook, folder, keys.get(notebook.stem), card):
                 outcome = NotebookResult(notebook.stem, "kept")
             else:
                 outcome = course.run(notebook)

@@ -1,6 +1,7 @@
 """The ladder as a table: a row a step, in figures for programs and in words for people."""
 
 from labkit.captions import STATUS_WORDS, format_seconds, why_missing
+from labkit.forecast_words import error_bytes, error_words, is_compiled
 from labkit.recipe import Recipe, describe_change, differences, ladder
 from labkit.records import Record
 from labkit.report import format_bytes
@@ -9,12 +10,19 @@ HEADINGS = {
     "slug": "Step",
     "change": "Change",
     "peak": "Peak memory",
+    "predicted": "Predicted peak (error)",
     "peak_change": "Peak vs step before",
     "speed": "Speed vs step before (quartiles)",
     "cumulative": "Speed vs step 00 (product)",
     "seconds": "Time a step",
     "tokens": "Real tokens/s",
 }
+
+
+def headings(rows: list[dict]) -> dict[str, str]:
+    """The headings of a table; nothing is headed predicted where no row holds a prediction."""
+    predicted = any(row["predicted_peak_allocated_bytes"] is not None for row in rows)
+    return {name: text for name, text in HEADINGS.items() if predicted or name != "predicted"}
 
 
 def table_rows(records: dict[str, Record]) -> list[dict]:
@@ -25,9 +33,12 @@ def table_rows(records: dict[str, Record]) -> list[dict]:
 
     Returns:
         Rows with ``slug``, ``change``, ``status`` (``not_run`` without a record),
-        ``peak_allocated_bytes``, ``peak_change_bytes`` and ``peak_change_share`` (of the step
-        before, both from one session), ``speed_ratio`` with ``speed_ratio_quartiles``
-        and ``speed_change_is_clear`` (by a sign test over the pairs),
+        ``peak_allocated_bytes``, ``predicted_peak_allocated_bytes`` (for the same machine,
+        before the run) with ``predicted_error_bytes`` (predicted less measured) and
+        ``predicted_without_compile`` (whether only the measured step was compiled),
+        ``peak_change_bytes`` and ``peak_change_share`` (of the step before, both from one
+        session), ``speed_ratio`` with ``speed_ratio_quartiles`` and
+        ``speed_change_is_clear`` (by a sign test over the pairs),
         ``cumulative_speed_product`` (the product of the ratios so far, 1 for the first step),
         ``median_step_seconds``, ``real_tokens_per_second`` and ``note``, the reason for a gap.
     """
@@ -54,6 +65,7 @@ def row_words(row: dict) -> dict[str, str]:
         "peak": gap
         if row["peak_allocated_bytes"] is None
         else format_bytes(row["peak_allocated_bytes"]),
+        "predicted": _predicted_words(row),
         "peak_change": "start" if first else _peak_change_words(row),
         "speed": "1.00× (start)" if first else _speed_words(row),
         "cumulative": _times(row["cumulative_speed_product"]),
@@ -81,8 +93,9 @@ def effect_words(row: dict) -> str:
 
 def markdown_table(rows: list[dict]) -> str:
     """The rows as a Markdown table, with the notes below it."""
-    lines = [HEADINGS.values(), ["---"] * len(HEADINGS)]
-    lines += [row_words(row).values() for row in rows]
+    shown = headings(rows)
+    lines = [shown.values(), ["---"] * len(shown)]
+    lines += [[row_words(row)[name] for name in shown] for row in rows]
     table = "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
     notes = "\n".join(f"- {note}" for note in table_notes(rows))
     return f"{table}\n\n{notes}\n" if notes else f"{table}\n"
@@ -100,6 +113,9 @@ def _empty_row(slug: str, change: str, status: str, note: str) -> dict:
         "change": change,
         "status": status,
         "peak_allocated_bytes": None,
+        "predicted_peak_allocated_bytes": None,
+        "predicted_error_bytes": None,
+        "predicted_without_compile": None,
         "peak_change_bytes": None,
         "peak_change_share": None,
         "speed_ratio": None,
@@ -127,6 +143,7 @@ def _measured_row(record: Record, speed_of: dict[Recipe, float]) -> dict:
         row["peak_change_share"] = (
             comparison.peak_change_bytes / before.memory.peak_allocated_bytes
         )
+    row |= _prediction(record)
     return row | {
         "peak_allocated_bytes": after.memory.peak_allocated_bytes if after.memory else None,
         "peak_change_bytes": comparison.peak_change_bytes,
@@ -135,6 +152,18 @@ def _measured_row(record: Record, speed_of: dict[Recipe, float]) -> dict:
         "speed_change_is_clear": comparison.speed_change_is_clear,
         "median_step_seconds": after.median_step_seconds,
         "real_tokens_per_second": after.real_tokens_per_second,
+    }
+
+
+def _prediction(record: Record) -> dict:
+    """What was predicted for the machine of a record; nothing where nothing was."""
+    here = record.comparison.predicted.get("here")
+    if here is None:
+        return {}
+    return {
+        "predicted_peak_allocated_bytes": here.after.memory.peak_allocated_bytes,
+        "predicted_error_bytes": error_bytes(record.comparison),
+        "predicted_without_compile": is_compiled(record.comparison),
     }
 
 
@@ -168,6 +197,15 @@ def _origin_note(slug: str, records: dict[str, Record]) -> dict:
     }
     other = [name for name, (a, b) in origins.items() if a != b and a and b]
     return {"note": f"of another {' and '.join(other)} than {first.slug}"} if other else {}
+
+
+def _predicted_words(row: dict) -> str:
+    predicted, measured = row["predicted_peak_allocated_bytes"], row["peak_allocated_bytes"]
+    if predicted is None:
+        return "not predicted"
+    compiled = row["predicted_without_compile"]
+    words = error_words(row["predicted_error_bytes"], measured, compiled=compiled)
+    return f"{format_bytes(predicted)} ({words})"
 
 
 def _peak_change_words(row: dict) -> str:

@@ -2,7 +2,7 @@
 
 from labkit.recipe import PROFILES, ladder
 from labkit.records import Record
-from labkit.report import OWNERS, PHASES, Comparison, Memory, Report
+from labkit.report import OWNERS, PHASES, Comparison, Fit, Memory, Report
 
 STEPS = ladder(PROFILES["small"].recipe)
 PEAKS = dict(zip(STEPS, (4000, 3000, 1500, 1500, 800, 900, 900), strict=True))
@@ -27,6 +27,9 @@ MACHINE = {
     },
     "commit": "abc1234",
 }
+CARD = {"name": "NVIDIA RTX 4090 24GB", "device": "cuda", "gpu": "rtx-4090"}
+BATCH = {"pairs": 32, "tokens": 64, "padded": True, "why": "the longest"}
+FORMATS = {"weights": "float32", "autocast": "none"}
 DATA = {"sha256": "d" * 64, "rows": 1000, "source": "synthetic"}
 
 
@@ -46,6 +49,8 @@ def make_report(recipe, peak=1000, seconds=(1.0, 1.1, 0.9) * 2, **values):
         "computed_tokens": [900] * len(seconds),
         "machine": MACHINE,
         "data": DATA,
+        "batch": BATCH,
+        "precision": dict(FORMATS),
     }
     return Report(recipe, **defaults | values)
 
@@ -64,3 +69,43 @@ def make_record(slug="01_freeze_base", profile="small", **values):
 def make_records(profile="small"):
     """A complete run."""
     return {slug: make_record(slug, profile) for slug in STEPS}
+
+
+def make_predicted(comparison, error_bytes=0, card_change=None, card_formats=("float32",) * 2):
+    """Give a comparison predictions of both its steps, for the machine and for a card.
+
+    Args:
+        error_bytes: By which the prediction for the machine is too high, all of it activations.
+        card_change: MiB by which the card's peak changes; by default as the machine's does.
+        card_formats: What the card stores weights in and multiplies in.
+    """
+    change = (comparison.peak_change_bytes or 0) // 2**20
+    card_peak = 5000 + (change if card_change is None else card_change)
+
+    def pair(of_step, before, after):
+        steps = (comparison.before, before), (comparison.after, after)
+        reports = [step and of_step(step.recipe, peak) for step, peak in steps]
+        return Comparison(before=reports[0], after=reports[1])
+
+    def here(recipe, peak):
+        return _predicted(recipe, peak, machine=MACHINE)
+
+    def card(recipe, peak):
+        weights, autocast = card_formats
+        report = _predicted(recipe, peak, machine=CARD, modelled={"seconds": 0.02})
+        report.precision |= {"weights": weights, "autocast": autocast}
+        report.memory.peak_reserved_bytes = (peak + 100) * 2**20
+        report.fit = Fit(24 * 2**30, 2**29, 10 * 2**30, fits=True)
+        return report
+
+    both = (comparison.before, comparison.after)
+    measured = [report and report.memory.peak_allocated_bytes // 2**20 for report in both]
+    comparison.predicted = {"here": pair(here, *measured), "card": pair(card, 5000, card_peak)}
+    memory = comparison.predicted["here"].after.memory
+    memory.peak_allocated_bytes += error_bytes
+    memory.by_owner["activations"] += error_bytes
+    return comparison
+
+
+def _predicted(recipe, peak, **values):
+    return make_report(recipe, peak, (), oracle="predicted", **values)

@@ -17,9 +17,10 @@ step memory trial measure
 predict.gpus predict.roofline predict.attention predict.cuda predict.trace
 predict.segments predict.allocator predict.peaks predict.prediction
 predict.published_gpt2 predict.published_liger predict.published_steps predict.published
-waterfall captions canvas plots predicted_plots overview records table summary reference
-findings exercises
-run_folder notebook page predicted_page execution progress resume runner
+waterfall captions forecast_words canvas plots predicted_plots forecast_plots overview
+records table summary reference
+findings forecast_findings exercises
+run_folder forecast cells notebook page predicted_page execution progress resume runner
 cli_options cli_output cli_data cli_predict cli
 """
 ORDER = LAYERS.split()

@@ -5,7 +5,7 @@ import json
 import pytest
 from samples import make_record
 
-from labkit import notebook
+from labkit import cells, notebook
 from labkit.exercises import Hint
 from labkit.notebook import open_ladder, open_run
 from labkit.plots import plot_peaks
@@ -19,7 +19,7 @@ def run(tmp_path):
 
 def test_opening_says_what_will_run(tmp_path, monkeypatch):
     shown = []
-    monkeypatch.setattr(notebook, "display", lambda markdown: shown.append(markdown.data))
+    monkeypatch.setattr(cells, "display", lambda markdown: shown.append(markdown.data))
     run = open_run("01_freeze_base", profile="tiny", run_folder=str(tmp_path))
     assert (run.before.train_base, run.after.train_base) == (True, False)
     assert "**01_freeze_base**, profile tiny: train_base: true → false" in shown[0]
@@ -60,6 +60,24 @@ def test_measuring_keeps_a_record_and_figures_keep_their_text(run):
     alt = json.loads((run.folder / "figures" / "alt.json").read_text(encoding="utf-8"))
     assert list(alt) == ["01_freeze_base-peaks.png"]
     assert (run.folder / "figures" / "01_freeze_base-peaks.png").stat().st_size > 5000
+
+
+def test_what_was_predicted_is_kept_and_held_against_what_was_measured(run, monkeypatch):
+    run.predict("rtx-4090")
+    assert list(run.predicted) == ["here", "card"]
+    run.measure()
+    record = load_record(run.folder / "01_freeze_base.json")
+    assert record.comparison.predicted == run.predicted
+    shown = []
+    monkeypatch.setattr(cells, "display", lambda markdown: shown.append(markdown.data))
+    run.say()
+    assert "- Predicted 5.1 MiB, measured 5.1 MiB: error " in shown[0]
+    assert "- On NVIDIA RTX 4090 24GB this step is predicted to hold" in shown[0]
+
+
+def test_a_card_that_nobody_knows_does_not_stop_a_notebook(run):
+    run.predict("voodoo")
+    assert list(run.predicted) == ["here"]
 
 
 def test_the_ladder_reads_the_newest_run_unless_told_otherwise(tmp_path, monkeypatch):

@@ -22,7 +22,7 @@ NOTEBOOKS = sorted((PROJECT / "notebooks").glob("*.ipynb"))
 STEPS = list(ladder(profile_named("tiny").recipe))
 HEADINGS = (
     "## Idea",
-    "## Your guess",
+    "## Your guess, and a prediction",
     "## How it is done",
     "## Run",
     "## Plot",

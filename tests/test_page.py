@@ -4,7 +4,7 @@ from html import unescape
 from html.parser import HTMLParser
 
 import pytest
-from samples import make_record, make_records
+from samples import make_predicted, make_record, make_records
 
 from labkit import page
 from labkit.page import write_page
@@ -63,6 +63,16 @@ def test_the_page_says_in_words_what_each_step_did(folder):
     assert "Abacus, 2 cores" in text
     assert "torch 2.13.0" in text
     assert "abc1234" in text
+
+
+def test_predictions_stand_beside_what_was_measured(folder):
+    assert "Predicted peak" not in read(folder)
+    record = make_record("03_amp")
+    make_predicted(record.comparison)
+    save_record(folder, record)
+    text = unescape(read(folder))
+    assert "Predicted peak (error)" in text
+    assert "1.46 GiB (exact)" in text
 
 
 def test_figures_have_their_alternative_text(folder):

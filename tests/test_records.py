@@ -3,7 +3,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from samples import MACHINE, make_record
+from samples import MACHINE, make_predicted, make_record
 
 from labkit import records
 from labkit.recipe import PROFILES, ladder
@@ -23,6 +23,20 @@ def test_record_comes_back_as_it_was_saved(tmp_path):
     assert path == tmp_path / "01_freeze_base.json"
     assert load_record(path) == saved
     assert [p.name for p in tmp_path.iterdir()] == [path.name]  # no draft is left
+
+
+def test_predictions_come_back_with_their_record(tmp_path):
+    saved = make_record()
+    make_predicted(saved.comparison, error_bytes=-96)
+    assert load_record(save_record(tmp_path, saved)) == saved
+
+
+def test_a_record_from_before_there_were_predictions_is_read(tmp_path):
+    path = save_record(tmp_path, make_record())
+    document = json.loads(path.read_text(encoding="utf-8"))
+    del document["comparison"]["predicted"]
+    path.write_text(json.dumps(document), encoding="utf-8")
+    assert load_record(path).comparison.predicted == {}
 
 
 def test_record_holds_no_number_that_json_does_not_know(tmp_path):

@@ -1,7 +1,7 @@
 from dataclasses import replace
 
 import pytest
-from samples import MACHINE, make_record, make_records
+from samples import MACHINE, make_predicted, make_record, make_records
 
 from labkit.records import RecordError
 from labkit.reference import (
@@ -24,6 +24,16 @@ def test_a_reference_comes_back_without_timelines(tmp_path):
     assert list(reference) == list(make_records())
     assert reference["03_amp"].comparison.after.memory.timeline == []
     assert len(compare_with_reference(make_records(), reference)) == 7
+
+
+def test_a_reference_keeps_what_was_predicted(tmp_path):
+    records = make_records()
+    make_predicted(records["03_amp"].comparison)
+    save_reference(records, tmp_path)
+    (reference,) = load_references(tmp_path)
+    kept = reference["03_amp"].comparison.predicted["card"].after
+    assert kept.memory.peak_reserved_bytes == 5100 * 2**20
+    assert kept.memory.timeline == []
 
 
 def test_a_tiny_run_is_no_reference(tmp_path):

@@ -15,12 +15,13 @@ from samples import MACHINE
 from labkit import resume, runner
 from labkit.data import DataError
 from labkit.execution import NotebookError
+from labkit.predict.gpus import GpuError
 from labkit.recipe import PROFILES
 from labkit.records import load_record, load_records
 from labkit.run_folder import RunnerError, newest_run, open_run_folder
 from labkit.runner import run_course
 
-DECLARED = 'profile = "small"\nrun_folder = "x"\ndata = None\nskip_bad = False'
+DECLARED = 'profile = "small"\nrun_folder = "x"\ndata = None\nskip_bad = False\ngpu = "t4"'
 PAIR = '{"sentence1": "怎么还款", "sentence2": "如何还款", "label": "1"}\n'
 
 # What the course's notebooks do, with the keys that the test computed: measure and record.
@@ -140,6 +141,13 @@ def test_nothing_starts_without_the_data(course):
     assert not (course.root / "runs").exists()
 
 
+def test_nothing_starts_with_an_unknown_card(course):
+    course.write("00_baseline", "1")
+    with pytest.raises(GpuError, match="'voodoo' is not in the catalogue"):
+        course.run(gpu="voodoo")
+    assert not (course.root / "runs").exists()
+
+
 def test_an_unknown_slug_is_refused_with_those_that_exist(course):
     course.write("00_baseline", "1")
     with pytest.raises(RunnerError, match=r"no notebook 03_amp .* there are 00_baseline"):
@@ -223,14 +231,14 @@ def test_no_run_to_report_is_one_sentence(tmp_path):
 
 @executes
 def test_a_failure_and_a_death_are_recorded_and_the_rest_goes_on(course):
-    course.write("00_baseline", "import sys; print(sys.executable, profile, data, skip_bad)")
+    course.write("00_baseline", "import sys; print(sys.executable, profile, data, gpu)")
     course.write("01_freeze_base", "print('before')", "raise ValueError('two\\nlines')")
     course.write("02_checkpointing", "import os; os._exit(3)")
     course.write("90_ladder", "print(run_folder)")
     result = course.run()
     assert [n.outcome for n in result.notebooks] == ["ok", "error", "error", "ok"]
     assert result.exit_status == 1
-    assert course.outputs("00_baseline") == f"{sys.executable} tiny {course.data} False\n"
+    assert course.outputs("00_baseline") == f"{sys.executable} tiny {course.data} rtx-4090\n"
     assert course.outputs("01_freeze_base") == "before\n"
     assert course.outputs("90_ladder") == f"{course.folder}\n"
     records = load_records(course.folder)

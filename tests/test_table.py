@@ -1,9 +1,9 @@
 import pytest
-from samples import STEPS, make_record, make_records
+from samples import STEPS, make_predicted, make_record, make_records
 
 from labkit.captions import named_reports
 from labkit.summary import report_summary
-from labkit.table import HEADINGS, effect_words, markdown_table, row_words, table_rows
+from labkit.table import effect_words, headings, markdown_table, row_words, table_rows
 
 
 def rows_by_slug(records):
@@ -80,9 +80,23 @@ def test_records_of_another_run_are_marked():
 def test_markdown_has_a_line_for_each_step_and_the_notes_below():
     text = markdown_table(table_rows({}))
     lines = text.splitlines()
-    assert lines[0] == "| " + " | ".join(HEADINGS.values()) + " |"
+    assert lines[0] == "| " + " | ".join(headings([]).values()) + " |"
     assert len([line for line in lines if line.startswith("| 0")]) == len(STEPS)
     assert lines[-1] == "- 06_cached_data: no record of this step"
+
+
+def test_predictions_have_a_column_where_there_are_some():
+    records = make_records()
+    assert "Predicted peak (error)" not in markdown_table(table_rows(records))
+    for slug in ("01_freeze_base", "05_compile"):
+        make_predicted(records[slug].comparison, error_bytes=-3 * 2**20)
+    rows = rows_by_slug(records)
+    assert "| Predicted peak (error) |" in markdown_table(list(rows.values()))
+    assert rows["01_freeze_base"]["predicted_error_bytes"] == -3 * 2**20
+    words = {slug: row_words(row)["predicted"] for slug, row in rows.items()}
+    assert words["00_baseline"] == "not predicted"
+    assert words["01_freeze_base"] == "2.93 GiB (error −3.0 MiB, −0.10\u00a0%)"
+    assert words["05_compile"] == "897.0 MiB (error −3.0 MiB, −0.33\u00a0%; not compiled)"
 
 
 def test_summary_of_a_report_holds_what_was_measured():
