@@ -19,6 +19,7 @@ from labkit.cli_options import (
 )
 from labkit.cli_output import print_json, show_report, show_run
 from labkit.cli_predict import app as predict_app
+from labkit.cli_validate import app as validate_app
 from labkit.recipe import Recipe, profile_named
 
 app = typer.Typer(
@@ -29,6 +30,7 @@ app = typer.Typer(
     epilog=examples("labkit run --profile small", "labkit measure --batch-size 64"),
 )
 app.add_typer(predict_app)
+app.add_typer(validate_app)
 app.add_typer(data_app, name="data")
 
 

@@ -1,5 +1,6 @@
 """How the commands answer: tables on stdout, or one JSON document."""
 
+import os
 import sys
 from collections.abc import Iterable
 from pathlib import Path
@@ -9,7 +10,27 @@ import typer
 from labkit.report import Report, format_bytes
 
 BAR_LENGTH = 20  # of the whole peak
+TEXTS = ("Step", "What differs", "Figure", "Statistic", "Card")  # columns set to the left
 FORMATS = {"float32": "fp32", "tf32": "TF32", "float16": "fp16", "bfloat16": "bf16"}
+
+
+class TargetError(ValueError):
+    """A file that an answer cannot be written to; the message says why."""
+
+
+def check_target(path: Path, option: str, suffixes: Iterable[str]) -> None:
+    """Refuse, before the work, a file that cannot be written after it.
+
+    Raises:
+        TargetError: The option takes other suffixes, or there is no place to write.
+    """
+    if path.suffix.lower() not in suffixes:
+        raise TargetError(f"{option} writes {' or '.join(suffixes)}, not {path.name!r}.")
+    folder = path.absolute().parent
+    if not folder.is_dir():
+        raise TargetError(f"{path} cannot be written: there is no folder {folder}.")
+    if path.is_dir() or not os.access(path if path.exists() else folder, os.W_OK):
+        raise TargetError(f"{path} cannot be written to.")
 
 
 def print_json(document: dict) -> None:
@@ -106,6 +127,50 @@ def show_gpus(gpus: Iterable) -> None:
         "allocator. Formats: TFLOPS at best, without sparsity; - where the card has no such "
         "format." + ("" if wide else " A wider terminal or --json shows the sources.")
     )
+
+
+def show_validation(validation) -> None:
+    """Each step as predicted and as measured, a step a row, and what differs."""
+    from rich.box import SIMPLE_HEAD
+    from rich.markup import escape
+    from rich.table import Table
+
+    from labkit.validation_words import HEADINGS, notes, row_words
+
+    on_card = validation.machine["device"] == "cuda"
+    names = [name for name, of_card in HEADINGS.items() if on_card or not of_card]
+    out = _console()
+    table = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    for name in names:
+        table.add_column(name, overflow="fold", justify="left" if name in TEXTS else "right")
+    for row in validation.rows:
+        words = row_words(row)
+        table.add_row(*(escape(words[name]) for name in names))
+    out.print(table)
+    for note in notes(validation):
+        out.print(note, markup=False)
+
+
+def show_published(rows: Iterable) -> None:
+    """Published figures and their predictions, one a row."""
+    from rich.box import SIMPLE_HEAD
+    from rich.markup import escape
+    from rich.table import Table
+
+    out = _console()
+    table = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    for name in ("Figure", "Statistic", "Card", "Published", "Predicted", "Error", "Bound"):
+        table.add_column(name, overflow="fold", justify="left" if name in TEXTS else "right")
+    table.add_column("", no_wrap=True)
+    for row in rows:
+        known = row.published
+        cells = [known.id, known.statistic, known.card, format_bytes(known.bytes)]
+        cells += [format_bytes(row.predicted_bytes), f"{row.error:+.2%}", f"{known.bound:.1%}"]
+        table.add_row(*map(escape, cells), "" if row.within else "missed")
+    out.print(table)
+    for row in rows:
+        if row.note:
+            out.print(f"{row.published.id}: {row.note}", markup=False)
 
 
 def _console():

@@ -1,6 +1,5 @@
 """``labkit predict``: what a recipe would cost on a card that is not here."""
 
-import os
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
@@ -17,16 +16,12 @@ from labkit.cli_options import (
     examples,
     recipe_options,
 )
-from labkit.cli_output import print_json, show_gpus, show_report
+from labkit.cli_output import check_target, print_json, show_gpus, show_report
 from labkit.recipe import Recipe
 
 SUFFIXES = (".png", ".html")
 
 app = typer.Typer(cls=LabGroup, rich_markup_mode="rich")
-
-
-class TimelineError(ValueError):
-    """A file that the step cannot be written to; the message says why."""
 
 
 @app.command(
@@ -81,7 +76,7 @@ def predict(
         return
     card = find_gpu(gpu) if gpu is not None else None
     if timeline:
-        _check_target(timeline)
+        check_target(timeline, "--timeline", SUFFIXES)
     from labkit.data import read_pairs
     from labkit.predict.prediction import predict as predict_recipe
 
@@ -102,14 +97,3 @@ def predict(
         show_report(report)
     if timeline:
         typer.echo(f"Written: {timeline}", err=True)
-
-
-def _check_target(path: Path) -> None:
-    """Refuse, before the work, a file that cannot be written after it."""
-    if path.suffix.lower() not in SUFFIXES:
-        raise TimelineError(f"--timeline writes {' or '.join(SUFFIXES)}, not {path.name!r}.")
-    folder = path.absolute().parent
-    if not folder.is_dir():
-        raise TimelineError(f"{path} cannot be written: there is no folder {folder}.")
-    if path.is_dir() or not os.access(path if path.exists() else folder, os.W_OK):
-        raise TimelineError(f"{path} cannot be written to.")

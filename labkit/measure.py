@@ -28,7 +28,7 @@ def _time(trials: list[Trial], timed_steps: int, progress: Callable[[str], None]
             trial.attempt(trial.time_step)
 
 
-def _usable_device(name: torch.device | str) -> torch.device:
+def usable_device(name: torch.device | str) -> torch.device:
     """The device of that name, if this machine has it."""
     here = ["cpu", default_device()]
     try:
@@ -84,7 +84,7 @@ def compare(
         raise MeasureError(f"warmup_steps must be at least 1, not {warmup_steps}.")
     if not 3 <= timed_steps <= 1000:
         raise MeasureError(f"timed_steps must be from 3 to 1000, not {timed_steps}.")
-    device = _usable_device(device or default_device())
+    device = usable_device(device or default_device())
     trials = [
         Trial(
             recipe,

@@ -9,6 +9,7 @@ from labkit.records import Record, RecordError, read_json, to_json, write_text
 from labkit.report import Report, format_bytes
 
 REFERENCE = PROJECT / "data" / "reference"
+VALIDATIONS = "*-validate.json"  # other files of the folder: no runs, see validation.py
 SPEED_BAND = 1.25  # a ratio may differ by this factor before it is called different
 
 
@@ -32,13 +33,16 @@ def save_reference(records: dict[str, Record], folder: Path = REFERENCE) -> Path
             for report in filter(None, (pair["before"], pair["after"])):
                 if report["memory"]:
                     report["memory"] |= {"timeline": [], "owner_timeline": {}}
-    name = re.sub(
-        r"[^a-z0-9]+", "-", documents[0]["comparison"]["after"]["machine"]["name"].lower()
-    )
-    path = folder / f"{name.strip('-')}-{documents[0]['profile']}.json"
+    machine = documents[0]["comparison"]["after"]["machine"]["name"]
+    path = folder / f"{file_name(machine, documents[0]['profile'])}.json"
     lines = ",\n".join(to_json(document) for document in documents)
     write_text(path, f"[\n{lines}\n]\n")
     return path
+
+
+def file_name(*parts: str) -> str:
+    """A file's name, made of what it holds."""
+    return re.sub(r"[^a-z0-9.]+", "-", "-".join(parts).lower()).strip("-")
 
 
 def load_references(folder: Path = REFERENCE) -> list[dict[str, Record]]:
@@ -48,7 +52,7 @@ def load_references(folder: Path = REFERENCE) -> list[dict[str, Record]]:
         RecordError: A file in the folder is no list of records.
     """
     references = []
-    for path in sorted(folder.glob("*.json")):
+    for path in sorted(set(folder.glob("*.json")) - set(folder.glob(VALIDATIONS))):
         try:
             records = [Record.from_dict(values) for values in read_json(path)]
             if not records:

@@ -18,7 +18,8 @@ from labkit.run_folder import RunnerError
 from labkit.runner import NotebookResult, RunResult
 
 COMMANDS = (
-    ["run"], ["measure"], ["report"], ["predict"], ["data", "make"], ["data", "check"],
+    ["run"], ["measure"], ["report"], ["predict"], ["validate"], ["data", "make"],
+    ["data", "check"],
 )  # fmt: skip
 HEAVY = ("torch", "transformers", "peft", "papermill", "matplotlib", "nbconvert", "pandas")
 

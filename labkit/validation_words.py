@@ -1,0 +1,114 @@
+"""A validation in words: a text for each cell of its table, and what stands below it."""
+
+from labkit.captions import format_seconds, verdict_words, why_missing
+from labkit.report import Report, format_bytes
+from labkit.validation import Row, Validation
+
+OWNERS_SHOWN = 3
+SMALLEST_PERCENT = 0.0001
+HEADINGS = {  # and whether a column is for cards only
+    "Step": False,
+    "Measured": False,
+    "Predicted": False,
+    "Error": False,
+    "Error, %": False,
+    "Reserved": True,
+    "Predicted reserved": True,
+    "Error, % of reserved": True,
+    "Seconds": True,
+    "At best": True,
+    "What differs": False,
+}
+NOTHING = "-"
+
+
+def row_words(row: Row) -> dict[str, str]:
+    """The cells of a row, by heading."""
+    measured, predicted = row.measured, row.predicted
+    return {
+        "Step": row.slug,
+        "Measured": _bytes(measured, "peak_allocated_bytes"),
+        "Predicted": _bytes(predicted, "peak_allocated_bytes"),
+        "Error": NOTHING if row.error_bytes is None else _signed(row.error_bytes),
+        "Error, %": _percent(row.error),
+        "Reserved": _bytes(measured, "peak_reserved_bytes"),
+        "Predicted reserved": _bytes(predicted, "peak_reserved_bytes"),
+        "Error, % of reserved": _percent(row.reserved_error),
+        "Seconds": _seconds(measured.median_step_seconds),
+        "At best": _seconds(
+            predicted.modelled["seconds"] if predicted and predicted.modelled else None
+        ),
+        "What differs": "; ".join(_differences(row)),
+    }
+
+
+def notes(validation: Validation) -> list[str]:
+    """What the table leaves to say."""
+    first = validation.rows[0].measured
+    lines = [f"On {validation.machine['name']}: {first.model['name']}, random weights."]
+    if batch := first.batch:
+        lines[0] = f"{lines[0][:-1]}, {batch['pairs']} pairs of {batch['tokens']} tokens."
+    if (card := validation.card) and card["known"]:
+        lines.append(f"Predicted for {card['title']}, the catalogue's {card['name']}.")
+    elif card:
+        lines.append(f"{card['name']} is not in the catalogue: no seconds are modelled for it.")
+    if any(row.compiled for row in validation.rows):
+        lines.append("Compiled steps are predicted without compile; no bound counts for them.")
+    bounds = [row.bound for row in validation.rows if row.bound is not None]
+    if bounds:
+        missed = [row.slug for row in validation.rows if row.within is False]
+        verdict = f"missed by {', '.join(missed)}" if missed else "kept by all"
+        lines.append(f"Bound of {bounds[0]:.1%} for steps without compile: {verdict}.")
+    return lines
+
+
+def _differences(row: Row) -> list[str]:
+    """What is not alike in a row, or why there is nothing to compare."""
+    parts = []
+    if row.within is False:
+        parts.append("bound missed")
+    if not row.measured.ok:
+        parts.append(why_missing(row.measured))
+    fit = row.predicted and row.predicted.fit
+    if fit and not (row.measured.ok and fit.fits):
+        parts.append(f"predicted: {verdict_words(row.predicted)}")
+    if row.reason:
+        parts.append(f"not predicted: {row.reason}")
+    if row.compiled:
+        parts.append("without compile")
+    if row.predicted and row.predicted.precision != row.measured.precision:
+        parts.append("other number formats")
+    errors = list(row.owner_errors.items())
+    owners = [f"{name.replace('_', ' ')} {_signed(error)}" for name, error in errors]
+    more = [f"{len(owners) - OWNERS_SHOWN} more"] if len(owners) > OWNERS_SHOWN else []
+    if shown := ", ".join(owners[:OWNERS_SHOWN] + more):
+        parts.append(shown)
+    return parts or ["nothing"]
+
+
+def _bytes(report: Report | None, name: str) -> str:
+    if report is None or report.memory is None:
+        return NOTHING
+    return format_bytes(getattr(report.memory, name))
+
+
+def _signed(count: int) -> str:
+    """Bytes with their sign; small numbers in full."""
+    if count == 0:
+        return "0"
+    return f"{'+' if count > 0 else '−'}{format_bytes(abs(count))}"
+
+
+def _percent(fraction: float | None) -> str:
+    if fraction is None:
+        return NOTHING
+    if not fraction:
+        return "0"
+    sign, percent = "+" if fraction > 0 else "−", 100 * abs(fraction)
+    return (
+        f"{sign}{percent:.4f}" if percent >= SMALLEST_PERCENT else f"{sign}<{SMALLEST_PERCENT}"
+    )
+
+
+def _seconds(seconds: float | None) -> str:
+    return NOTHING if seconds is None else format_seconds(seconds)
