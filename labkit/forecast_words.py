@@ -44,19 +44,20 @@ def is_compiled(comparison: Comparison) -> bool:
 
 
 def error_words(error: int | None, measured: int | None, *, compiled: bool) -> str:
-    """The error of a predicted peak in a few words.
+    """The error of a predicted peak in a few words; of a compiled step it would be none.
 
     Args:
         error: Predicted less measured, None without one of them.
         measured: The measured peak.
         compiled: Whether the step that ran was compiled, which the predicted one is not.
     """
+    if compiled:
+        return "not compiled"
     if error is None:
         return "not measured"
-    words = "exact" if error == 0 else f"error {signed_bytes(error)}"
-    if abs(error) >= SMALL_SHARE * measured:
-        words += f", {percent(error / measured)}"
-    return f"{words}; not compiled" if compiled else words
+    words = "exact" if error == 0 else signed_bytes(error)
+    is_small = abs(error) < SMALL_SHARE * measured
+    return words if is_small else f"{words}, {percent(error / measured)}"
 
 
 def error_share(comparison: Comparison) -> float:
@@ -174,7 +175,8 @@ def _say_step(comparison: Comparison) -> str:
     if here and comparison.after.memory:
         measured = peak(comparison.after)
         compiled = is_compiled(comparison)
-        words.append(error_words(error_bytes(comparison), measured, compiled=compiled))
+        error = error_words(error_bytes(comparison), measured, compiled=compiled)
+        words.append(f"error: {error}")
     if card:
         reserved = format_bytes(card.after.memory.peak_reserved_bytes)
         words.append(
