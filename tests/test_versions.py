@@ -3,7 +3,7 @@
 import pytest
 from transformers import PreTrainedModel
 
-from labkit.predict import trace
+from labkit.predict import fake
 from labkit.predict.prediction import predict
 from labkit.recipe import Recipe
 from labkit.shapes import BatchShape
@@ -39,15 +39,15 @@ NAMES = (
 
 @pytest.mark.parametrize("missing", NAMES)
 def test_a_step_is_traced_without_a_name_that_is_patched(monkeypatch, missing):
-    monkeypatch.setattr(trace, "_has", lambda name: name != missing)
+    monkeypatch.setattr(fake, "_exists", lambda name: name != missing)
     assert peak() > 0
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_the_installed_versions_have_all_names(name):
-    assert trace._has(name)
+    assert fake._exists(name)
 
 
 @pytest.mark.parametrize("name", ["torch.amp.no_such", "no_such_library.name"])
 def test_a_name_that_is_missing_is_seen(name):
-    assert not trace._has(name)
+    assert not fake._exists(name)

@@ -12,7 +12,7 @@ from itertools import groupby
 
 import numpy as np
 
-from labkit.predict.trace import Block, Trace
+from labkit.predict.events import Block, Trace
 from labkit.report import PHASES
 
 UNITS = 3  # first, middle, last

@@ -6,8 +6,8 @@ from collections import Counter
 import numpy as np
 
 from labkit.predict.allocator import ROUND_BYTES, Replay, replay
+from labkit.predict.events import WORKSPACE, Trace
 from labkit.predict.gpus import Gpu
-from labkit.predict.trace import WORKSPACE, Trace
 from labkit.report import OWNERS, PHASES, Fit, Memory, thin
 
 

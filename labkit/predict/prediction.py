@@ -9,11 +9,12 @@ from labkit.data import Pairs
 from labkit.machine import installed_versions, machine_facts
 from labkit.model_source import ModelSource, check_recipe_fits, find_model
 from labkit.precision import Precision, choose_precision, native_precision
+from labkit.predict.events import Trace
 from labkit.predict.gpus import Gpu, find_gpu
 from labkit.predict.peaks import cpu_memory, cuda_memory, judge_fit
 from labkit.predict.recipe_trace import RecipeStep, step_trace
 from labkit.predict.roofline import model_time
-from labkit.predict.trace import Trace, trace_step
+from labkit.predict.trace import trace_step
 from labkit.recipe import Recipe
 from labkit.report import Report
 from labkit.shapes import BatchShape, worst_shape

@@ -8,10 +8,11 @@ import torch
 
 from labkit.model_source import ModelSource, with_depth
 from labkit.precision import Precision
+from labkit.predict.events import Trace
 from labkit.predict.gpus import Gpu
 from labkit.predict.layers import UNITS, Unlike
 from labkit.predict.timeline import LONGEST, Timeline
-from labkit.predict.trace import Trace, trace_step
+from labkit.predict.trace import trace_step
 from labkit.recipe import Recipe
 from labkit.shapes import BatchShape
 from labkit.step import build_step

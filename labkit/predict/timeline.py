@@ -13,8 +13,8 @@ from itertools import combinations, pairwise
 
 import numpy as np
 
+from labkit.predict.events import Trace
 from labkit.predict.layers import UNITS, Stack, Unlike, growth, stretch
-from labkit.predict.trace import Trace
 
 ROUNDINGS = (1, 8, 32, 64, 128)
 PAIRS = tuple(combinations(range(6), 2))
