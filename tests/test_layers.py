@@ -14,13 +14,13 @@ machine hub
 precision model_source model trainable compiling
 rows data synthetic tokenizer token_cache tokens shapes
 step memory trial measure
-predict.gpus predict.roofline predict.attention predict.cuda predict.trace
+predict.gpus predict.roofline predict.attention predict.cuda predict.events predict.log
+predict.whereabouts predict.tracer predict.fake predict.trace
 predict.segments predict.allocator predict.peaks predict.layers predict.timeline
 predict.recipe_trace predict.prediction predict.local_card
 predict.published_gpt2 predict.published_liger predict.published_steps predict.published
 waterfall captions forecast_words canvas plots predicted_plots forecast_plots overview
-records table summary reference
-validation validation_words validator
+records table summary reference validation validation_words validator
 findings forecast_findings exercises
 run_folder forecast cells notebook page predicted_page execution progress resume runner
 cli_options cli_output cli_data cli_predict cli_validate cli __main__
