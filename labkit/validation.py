@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
+from statistics import median
 
 from labkit.records import RecordError, read_json, to_json, write_text
 from labkit.reference import REFERENCE, VALIDATIONS, file_name
@@ -45,6 +46,22 @@ class Row:
     def reserved_error(self) -> float | None:
         """``reserved_error_bytes`` as a fraction of what was measured."""
         return self._error("peak_reserved_bytes")
+
+    @property
+    def seconds(self) -> float | None:
+        """Median of the timed steps, without making their batches: that is not modelled."""
+        report = self.measured
+        steps = [
+            step - data
+            for step, data in zip(report.step_seconds, report.data_seconds, strict=True)
+        ]
+        return median(steps) if steps else None
+
+    @property
+    def modelled_seconds(self) -> float | None:
+        """Seconds at best, where the card's rates are known."""
+        modelled = self.predicted and self.predicted.modelled
+        return modelled["seconds"] if modelled else None
 
     @property
     def owner_errors(self) -> dict[str, int]:
@@ -102,6 +119,8 @@ class Row:
             "reserved_error_bytes": self.reserved_error_bytes,
             "reserved_error": self.reserved_error,
             "owner_errors": self.owner_errors,
+            "seconds": self.seconds,
+            "modelled_seconds": self.modelled_seconds,
             "bound": self.bound,
             "within": self.within,
             "reason": self.reason,

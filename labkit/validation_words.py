@@ -34,10 +34,8 @@ def row_words(row: Row) -> dict[str, str]:
         "Reserved": _bytes(measured, "peak_reserved_bytes"),
         "Predicted reserved": _bytes(predicted, "peak_reserved_bytes"),
         "Error, % of reserved": _percent(row.reserved_error),
-        "Seconds": _seconds(measured.median_step_seconds),
-        "At best": _seconds(
-            predicted.modelled["seconds"] if predicted and predicted.modelled else None
-        ),
+        "Seconds": _seconds(row.seconds),
+        "At best": _seconds(row.modelled_seconds),
         "What differs": "; ".join(_differences(row)),
     }
 

@@ -6,6 +6,8 @@ the same two steps on the same shape are predicted. What differs is an error of 
 
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import torch
 
@@ -133,7 +135,7 @@ def validate(
         raise ValidationError(f"{device.type} keeps no peak of its bytes; use cpu or cuda.")
     result = Validation(profile, layers, machine_facts(device.type))
     card = None
-    with compile_cache(None, cold=True):
+    with TemporaryDirectory() as folder, compile_cache(Path(folder), cold=True):
         for slug, recipe in steps.items():
             say = _prefixed(progress, slug)
             source = model_of(recipe, layers)
@@ -143,7 +145,7 @@ def validate(
                 device,
                 warmup_steps=1,
                 timed_steps=TIMED_STEPS if device.type == "cuda" else 0,
-                cache_folder=None,
+                cache_folder=Path(folder),
                 emulate=emulate,
                 progress=say,
                 source=source,

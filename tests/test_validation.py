@@ -43,7 +43,7 @@ def make_row(slug="00_baseline", measured=1000, predicted=1000, **values):
     values = {"batch": BATCH, "model": {"name": "qwen3-small"}} | values
     return Row(
         slug,
-        make_report(STEPS[slug], measured, **values),
+        make_report(STEPS[slug], measured, seconds=(), **values),
         make_report(STEPS[slug], predicted, seconds=(), oracle="predicted"),
     )
 
@@ -260,7 +260,7 @@ def test_on_a_card_memory_that_runs_out_is_a_result(
         report.memory = make_report(trial.recipe, 20).memory
         report.memory.peak_reserved_bytes = 24 * 2**20
         report.batch = trial.shape().to_dict()
-        report.step_seconds = [0.1, 0.2, 0.3]
+        report.step_seconds, report.data_seconds = [0.15, 0.25, 0.35], [0.05] * 3
         return report
 
     card.name = name
