@@ -2,12 +2,14 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 
 import torch
 
 from labkit.data import Pairs
 from labkit.machine import default_device
 from labkit.predict.gpus import Gpu, GpuError, find_gpu
+from labkit.predict.local_card import has_expandable_segments
 from labkit.predict.prediction import PredictError, predict
 from labkit.predict.trace import TraceError
 from labkit.recipe import Recipe
@@ -46,9 +48,10 @@ def forecast(
         try:
             card = find()
             progress(f"predicting for {card.title if card else 'this machine'}")
+            expandable = place == "here" and has_expandable_segments()
+            ask = partial(predict, gpu=card, pairs=pairs, expandable_segments=expandable)
             found.predicted[place] = Comparison(
-                before=before and _without_timeline(predict(before, card, pairs=pairs)),
-                after=predict(after, card, pairs=pairs),
+                before=before and _without_timeline(ask(before)), after=ask(after)
             )
         except (GpuError, PredictError, TraceError) as error:
             words = "this machine" if place == "here" else gpu

@@ -58,7 +58,9 @@ def _here(comparison: Comparison) -> Iterator[str]:
     ]
     if shapes[0] != shapes[1]:
         yield "The batch that was measured is another one than the worst, which was predicted"
-    if not is_compiled(comparison) and error and _in_16_bits(predicted) and not predicted.fit:
+    owners = predicted.memory.by_owner, measured.memory.by_owner
+    held, really_held = (by_owner.get("temporaries", 0) for by_owner in owners)
+    if not is_compiled(comparison) and held < really_held and _in_16_bits(predicted):
         yield (
             "On a CPU, products in 16 bits take scratch memory as their library sees fit; the "
             "prediction does not count it"
