@@ -4,12 +4,16 @@ import json
 from dataclasses import replace
 
 import pytest
+import torch
 from transformers import LlamaConfig
 
 from labkit.data import Pairs
-from labkit.model_source import ModelError
+from labkit.model_source import ModelError, find_model
+from labkit.precision import Precision
 from labkit.predict.gpus import GPUS, GpuError, find_gpu
+from labkit.predict.peaks import cpu_memory, cuda_memory
 from labkit.predict.prediction import PredictError, predict, predict_step
+from labkit.predict.recipe_trace import RecipeStep, step_trace
 from labkit.recipe import Recipe, ladder
 from labkit.report import OWNERS, Report
 from labkit.shapes import BatchShape, worst_shape
@@ -48,11 +52,19 @@ def test_owners_add_up_and_nothing_is_allocated_that_is_not_reserved(gpu, change
 
 @pytest.mark.parametrize(("gpu", "padded"), [(None, True), ("a100-40gb", False)])
 def test_more_of_anything_never_lowers_the_peak(gpu, padded):
-    peaks = [peak(SMALL, gpu, shape=BatchShape(b, 64, padded)) for b in (2, 3, 8, 9, 64, 500)]
+    gpu = gpu and find_gpu(gpu)
+    precision = Precision(torch.float32, None)
+    step = RecipeStep(SMALL, find_model(SMALL.model), precision, gpu, padded, pad_token_id=0)
+
+    def peak_at(pairs, tokens):
+        shape = BatchShape(pairs, tokens, padded)
+        trace, _ = step_trace(step, shape, more_to_come=True)
+        return (cuda_memory if gpu else cpu_memory)(trace).peak_allocated_bytes
+
+    peaks = [peak_at(pairs, 64) for pairs in (2, 3, 8, 9, 64, 500)]
     assert peaks == sorted(peaks)
     for start in (3, 8):  # lengths that are multiples of 8, and others
-        lengths = range(start, 700, 64)
-        peaks = [peak(SMALL, gpu, shape=BatchShape(8, l, padded)) for l in lengths]  # noqa: E741
+        peaks = [peak_at(8, tokens) for tokens in range(start, 700, 64)]
         assert peaks == sorted(peaks)
 
 
@@ -278,8 +290,6 @@ def test_a_step_of_ones_own_gets_the_same_report(two_layer_step):
 
 @pytest.fixture
 def two_layer_step():
-    import torch
-
     def build():
         model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.Linear(8, 2))
         optimizer = torch.optim.AdamW(model.parameters())

@@ -64,7 +64,7 @@ def test_a_timeline_is_the_trace_at_every_point(name):
     parts = one.recipe.micro_batches
     pairs = parts * draw.randint(2, 12) + draw.randrange(parts)
     tokens = 8 * draw.randint(1, 40) + draw.choice([0, 3])
-    fast, trained = step_trace(one, BatchShape(pairs, tokens, one.padded))
+    fast, trained = step_trace(one, BatchShape(pairs, tokens, one.padded), more_to_come=True)
     slow = one.trace([(pairs, tokens)] * 2)
     assert_same(fast, slow)
     flops, moved_bytes = total(slow)
@@ -83,9 +83,9 @@ def slow_lora(one):
 
 def test_a_further_point_costs_no_trace(monkeypatch):
     one = step(A100)
-    step_trace(one, BatchShape(8, 64, padded=True))
+    step_trace(one, BatchShape(8, 64, padded=True), more_to_come=True)
     monkeypatch.setattr(recipe_trace, "trace_step", None)  # would fail if it were called
-    trace, _ = step_trace(one, BatchShape(100, 512, padded=True))
+    trace, _ = step_trace(one, BatchShape(100, 512, padded=True), more_to_come=True)
     assert trace.sizes.sum() > 0
 
 
@@ -95,8 +95,15 @@ def test_a_further_point_costs_no_trace(monkeypatch):
 )
 def test_small_batches_and_shallow_models_are_traced_themselves(pairs, tokens, fields):
     one = step(**fields)
-    trace, _ = step_trace(one, BatchShape(pairs, tokens, padded=True))
+    trace, _ = step_trace(one, BatchShape(pairs, tokens, padded=True), more_to_come=True)
     assert_same(trace, one.trace([(pairs, tokens)] * 2))
+
+
+def test_one_prediction_of_few_layers_needs_no_timeline(monkeypatch):
+    monkeypatch.setattr(recipe_trace.Timeline, "fit", None)  # would fail if it were called
+    trace, trained = step_trace(step(lora_rank=5), BatchShape(4, 40, padded=True))
+    assert trace.sizes.sum() > 0
+    assert trained["lora"] > 0
 
 
 def test_layers_that_are_not_alike_are_all_traced():
@@ -104,7 +111,7 @@ def test_layers_that_are_not_alike_are_all_traced():
     one = step()
     one.source.config.layer_types = ["full_attention", "sliding_attention"] * 2
     one.source.config.sliding_window = 16
-    trace, _ = step_trace(one, BatchShape(4, 40, padded=True))
+    trace, _ = step_trace(one, BatchShape(4, 40, padded=True), more_to_come=True)
     assert_same(trace, one.trace([(4, 40)] * 2))
 
 
@@ -119,7 +126,7 @@ def test_a_model_with_a_changed_layer_is_all_traced(monkeypatch):
 
     monkeypatch.setattr(recipe_trace, "build_step", odd)
     one = step(lora_rank=3)  # no other test's timeline
-    trace, _ = step_trace(one, BatchShape(4, 40, padded=True))
+    trace, _ = step_trace(one, BatchShape(4, 40, padded=True), more_to_come=True)
     assert_same(trace, one.trace([(4, 40)] * 2))
 
 
@@ -178,7 +185,9 @@ def test_what_is_the_same_model_shares_a_timeline():
 
 def test_recipes_that_differ_in_nothing_that_takes_memory_share_one(monkeypatch):
     shape = BatchShape(8, 64, padded=True)
-    step_trace(step(), shape)
+    step_trace(step(), shape, more_to_come=True)
     monkeypatch.setattr(recipe_trace, "trace_step", None)
     fields = {"compile": "default", "cached": True, "seed": 5, "learning_rate": 1e-3}
-    step_trace(step(padding="max", batch_size=64, max_length=512, **fields), shape)
+    step_trace(
+        step(padding="max", batch_size=64, max_length=512, **fields), shape, more_to_come=True
+    )

@@ -20,6 +20,9 @@ from labkit.tokens import Batch
 from labkit.trainable import trainable_parameters
 
 CPU = torch.device("cpu")
+# A timeline takes six steps of UNITS layers and two of one more: as many layers as two steps of
+# a model of this depth.
+FEW_LAYERS = (6 * UNITS + 2 * (UNITS + 1)) // 2
 
 
 @dataclass(frozen=True)
@@ -85,10 +88,16 @@ class RecipeStep:
         return trace_step(build, self.gpu, steps=len(shapes), padded=self.padded)
 
 
-def step_trace(step: RecipeStep, shape: BatchShape) -> tuple[Trace, dict[str, int]]:
+def step_trace(
+    step: RecipeStep, shape: BatchShape, *, more_to_come: bool = False
+) -> tuple[Trace, dict[str, int]]:
     """The first two steps on batches of the given shape, and the numbers of parameters trained.
 
-    The first call for a model takes seconds; a further shape takes milliseconds.
+    From a timeline, whose first call takes seconds and every further shape milliseconds; a
+    model of few layers is traced sooner than a timeline is fitted.
+
+    Args:
+        more_to_come: Whether other shapes will be asked for, so that a timeline always pays.
     """
     parts = step.recipe.micro_batches
     recipe = replace(
@@ -98,7 +107,8 @@ def step_trace(step: RecipeStep, shape: BatchShape) -> tuple[Trace, dict[str, in
     )  # no other values of these change a byte: recipes that differ in them share a timeline
     general = replace(step, recipe=recipe)
     # a part of one row, or a row of one token, may take another path than larger ones
-    if shape.pairs >= 2 * parts and shape.tokens >= 2 and _has_timeline(step):
+    pays = more_to_come or getattr(step.source.config, "num_hidden_layers", 0) > FEW_LAYERS
+    if pays and shape.pairs >= 2 * parts and shape.tokens >= 2 and _has_timeline(step):
         fitted = _timeline(general, shape.pairs % parts, aligned=shape.tokens % 8 == 0)
         if fitted is not None:
             timeline, trained = fitted

@@ -22,7 +22,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch.utils.flop_counter import flop_registry
+from torch.utils.flop_counter import flop_registry, shape_wrapper
 
 from labkit.predict.gpus import Gpu
 
@@ -137,14 +137,31 @@ class _Rule:
     takes_shapes: bool  # the formula is given shapes instead of tensors
 
 
+def _with_all_heads(formula: Callable, query_at: int) -> Callable:
+    """A formula of attention that is told of as many heads of keys and values as of queries.
+
+    torch 2.13 counts heads that are shared by itself, 2.11 refuses them.
+    """
+    on_shapes = formula.__wrapped__
+
+    def with_all_heads(*args, **kwargs) -> int:
+        before, query, after = args[:query_at], args[query_at], args[query_at + 3 :]
+        keys_and_values = [
+            (*query[:2], *shape[2:]) for shape in args[query_at + 1 : query_at + 3]
+        ]
+        return on_shapes(*before, query, *keys_and_values, *after, **kwargs)
+
+    return shape_wrapper(with_all_heads)
+
+
 # What a CPU computes attention with costs the same arithmetic.
 FORMULAS = flop_registry | {
-    aten._scaled_dot_product_flash_attention_for_cpu: flop_registry[
-        aten._scaled_dot_product_flash_attention
-    ],
-    aten._scaled_dot_product_flash_attention_for_cpu_backward: flop_registry[
-        aten._scaled_dot_product_flash_attention_backward
-    ],
+    aten._scaled_dot_product_flash_attention_for_cpu: _with_all_heads(
+        flop_registry[aten._scaled_dot_product_flash_attention], 0
+    ),
+    aten._scaled_dot_product_flash_attention_for_cpu_backward: _with_all_heads(
+        flop_registry[aten._scaled_dot_product_flash_attention_backward], 1
+    ),
 }
 
 
