@@ -1,9 +1,11 @@
 """What an older version of a library lacks is done without."""
 
 import pytest
+import torch
+from torch.utils.flop_counter import shape_wrapper
 from transformers import PreTrainedModel
 
-from labkit.predict import fake
+from labkit.predict import fake, roofline
 from labkit.predict.prediction import predict
 from labkit.recipe import Recipe
 from labkit.shapes import BatchShape
@@ -54,3 +56,13 @@ def test_the_installed_versions_have_all_names(name):
 @pytest.mark.parametrize("name", ["torch.amp.no_such", "no_such_library.name"])
 def test_a_name_that_is_missing_is_seen(name):
     assert not fake._exists(name)
+
+
+def test_attention_with_shared_heads_is_counted_where_torch_refuses_to():
+    def older(grad, query, key, value, *args, out_shape=None):
+        assert query[1] == key[1] == value[1]
+        return sum(len(shape) for shape in (grad, query, key, value)) + key[2]
+
+    formula = roofline._with_all_heads(shape_wrapper(older), query_at=1)
+    query, shared = torch.ones(2, 4, 8, 16), torch.ones(2, 2, 9, 16)
+    assert formula(query, query, shared, shared, "more", out_val=None) == 16 + 9
