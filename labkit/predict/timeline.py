@@ -151,8 +151,8 @@ class Timeline:
         at = points(batch_sizes, aligned=aligned)
         left_over = depth % period
         shallow = UNITS * period + left_over
-        many, prefix = trace_at(shallow, [at[0], *at])
-        deeper, _ = trace_at(shallow + period, [at[0], at[0]])
+        many, prefix = trace_at(shallow, at)
+        deeper, _ = trace_at(shallow + period, at[:2])
         stack = Stack(prefix, period, shallow)
         short, sizes = _first_two_steps(many)
         grown = growth(short, deeper, stack)
@@ -161,7 +161,7 @@ class Timeline:
         if (sizes.at(*at[0]) != sizes.at(*at[3]))[grown.sizes != 0].any():
             raise Unlike("a block outside of the layers that depends on depth and batch")
         flops, moved_bytes = (
-            Polynomials.fit(at, np.array(values), parts, exact=False)
+            Polynomials.fit(at[1:], np.array(values), parts, exact=False)
             for values in ([c.flops for c in costs], [c.moved_bytes for c in costs])
         )
         long = stretch(short, stack, depth)
@@ -189,7 +189,7 @@ def _first_two_steps(trace: Trace) -> tuple[Trace, np.ndarray]:
     the first one makes what they make and that state.
 
     Returns:
-        The shorter trace, and (steps - 1, blocks) sizes: one row for each later step.
+        The shorter trace, and (steps, blocks) sizes: one row for each step.
 
     Raises:
         Unlike: The later steps are not alike.
@@ -215,11 +215,12 @@ def _first_two_steps(trace: Trace) -> tuple[Trace, np.ndarray]:
             raise Unlike("steps on batches of different sizes")
         pattern, previous = seen, own
     end, count = bounds[2], int(second[-1]) + 1
-    sizes = np.tile(trace.sizes[:count], (len(steps) - 1, 1))
-    for row, blocks in enumerate(made[1:]):
+    sizes = np.tile(trace.sizes[:count], (len(steps), 1))
+    ours, theirs = np.array(list(partner)), np.array(list(partner.values()))
+    sizes[0, theirs] = trace.sizes[ours]
+    for row, blocks in enumerate(made[1:], start=1):
         sizes[row, second] = trace.sizes[blocks]
-        for block, other in partner.items():
-            sizes[row, block] = trace.sizes[blocks[place[other]]]
+        sizes[row, ours] = sizes[row, theirs]
     short = replace(
         trace,
         blocks=trace.blocks[:count],
