@@ -296,6 +296,19 @@ def test_what_does_not_fit_says_so(card):
     assert "predicted: does not fit, 1.0 MiB too little" in row_words(row)["What differs"]
 
 
+def test_what_was_left_on_a_card_is_said(monkeypatch):
+    emptied = []
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: emptied.append(True))
+    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda: 1024)
+    monkeypatch.setattr(
+        torch._C, "_cuda_clearCublasWorkspaces", lambda: emptied.append(False), raising=False
+    )
+    report = make_report(STEPS["00_baseline"])
+    validator._clear_card(report)
+    assert emptied == [False, True]
+    assert report.notes == ["1,024 bytes were allocated before the step was built"]
+
+
 def test_a_device_without_a_peak_is_refused(pairs):
     with pytest.raises(validator.ValidationError, match="mps keeps no peak"):
         validator.validate(TINY_STEPS, pairs, torch.device("mps"), profile="tiny")
