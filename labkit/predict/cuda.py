@@ -23,13 +23,13 @@ from labkit.predict.gpus import Gpu
 # Of the operations that autocast runs in float32 on a card and not on a CPU, those that the
 # layers of language models use.
 FLOAT32_UNDER_AUTOCAST = (
-    "exp", "expm1", "log", "log10", "log1p", "log2", "reciprocal", "rsqrt", "pow", "softplus",
+    "exp", "expm1", "log", "log10", "log1p", "log2", "reciprocal", "rsqrt", "pow", "__pow__", "softplus",
     "layer_norm", "rms_norm", "group_norm", "cosine_similarity", "nll_loss", "kl_div",
     "l1_loss", "smooth_l1_loss", "huber_loss", "mse_loss", "binary_cross_entropy_with_logits",
     "cdist", "logsumexp", "prod", "softmax", "log_softmax", "cumprod", "cumsum",
     "cross_entropy",
 )  # fmt: skip
-FUNCTIONS = {torch: "torch", torch.Tensor: "torch.Tensor", functional: "torch.nn.functional"}
+NAMESPACES = (torch, torch.Tensor, functional)
 
 
 @contextlib.contextmanager
@@ -43,7 +43,7 @@ def cuda_behaviour(gpu: Gpu) -> Iterator[None]:
         replace(functional, "dropout", _dropout(functional.dropout))
         replace(functional, "scaled_dot_product_attention", cuda_attention(gpu))
         for name in FLOAT32_UNDER_AUTOCAST:
-            for owner in FUNCTIONS:
+            for owner in NAMESPACES:
                 if function := getattr(owner, name, None):
                     replace(owner, name, _in_float32(function))
         yield
