@@ -23,10 +23,10 @@ from labkit.predict.gpus import Gpu
 # Of the operations that autocast runs in float32 on a card and not on a CPU, those that the
 # layers of language models use.
 FLOAT32_UNDER_AUTOCAST = (
-    "exp", "expm1", "log", "log10", "log1p", "log2", "reciprocal", "rsqrt", "pow", "__pow__", "softplus",
-    "layer_norm", "rms_norm", "group_norm", "cosine_similarity", "nll_loss", "kl_div",
-    "l1_loss", "smooth_l1_loss", "huber_loss", "mse_loss", "binary_cross_entropy_with_logits",
-    "cdist", "logsumexp", "prod", "softmax", "log_softmax", "cumprod", "cumsum",
+    "exp", "expm1", "log", "log10", "log1p", "log2", "reciprocal", "rsqrt", "pow", "__pow__",
+    "softplus", "layer_norm", "rms_norm", "group_norm", "cosine_similarity", "nll_loss",
+    "kl_div", "l1_loss", "smooth_l1_loss", "huber_loss", "mse_loss", "cdist", "logsumexp",
+    "binary_cross_entropy_with_logits", "prod", "softmax", "log_softmax", "cumprod", "cumsum",
     "cross_entropy",
 )  # fmt: skip
 NAMESPACES = (torch, torch.Tensor, functional)
