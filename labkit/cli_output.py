@@ -135,10 +135,9 @@ def show_validation(validation) -> None:
     from rich.markup import escape
     from rich.table import Table
 
-    from labkit.validation_words import HEADINGS, notes, row_words
+    from labkit.validation_words import notes, row_words, shown_headings
 
-    on_card = validation.machine["device"] == "cuda"
-    names = [name for name, of_card in HEADINGS.items() if on_card or not of_card]
+    names = shown_headings(validation)
     out = _console()
     table = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
     for name in names:
@@ -157,16 +156,15 @@ def show_published(rows: Iterable) -> None:
     from rich.markup import escape
     from rich.table import Table
 
+    from labkit.validation_words import published_words
+
     out = _console()
     table = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
-    for name in ("Figure", "Statistic", "Card", "Published", "Predicted", "Error", "Bound"):
+    rows = list(rows)
+    for name in published_words(rows[0]):
         table.add_column(name, overflow="fold", justify="left" if name in TEXTS else "right")
-    table.add_column("", no_wrap=True)
     for row in rows:
-        known = row.published
-        cells = [known.id, known.statistic, known.card, format_bytes(known.bytes)]
-        cells += [format_bytes(row.predicted_bytes), f"{row.error:+.2%}", f"{known.bound:.1%}"]
-        table.add_row(*map(escape, cells), "" if row.within else "missed")
+        table.add_row(*map(escape, published_words(row).values()))
     out.print(table)
     for row in rows:
         if row.note:

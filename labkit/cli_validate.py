@@ -68,6 +68,9 @@ def validate(
         bool,
         typer.Option("--save-reference", help="Keep it in data/reference/ for this machine."),
     ] = False,
+    markdown: Annotated[
+        bool, typer.Option("--markdown", help="Answer in a Markdown table.")
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Predict the steps of the course and measure them here: how far off are the predictions?
@@ -80,7 +83,7 @@ def validate(
         check_target(out, "--out", (".json",))
     keep = (lambda document: _write(out, document)) if out else (lambda document: None)
     if published:
-        _published(keep, as_json)
+        _published(keep, as_json, markdown)
         return
     from labkit.data import read_pairs
     from labkit.machine import default_device
@@ -101,6 +104,10 @@ def validate(
     )
     if as_json:
         print_json(result.to_dict())
+    elif markdown:
+        from labkit.validation_words import validation_markdown
+
+        typer.echo(validation_markdown(result), nl=False)
     else:
         show_validation(result)
     if save_reference:
@@ -108,7 +115,7 @@ def validate(
     raise typer.Exit(int(bool(result.failed)))
 
 
-def _published(keep, as_json: bool) -> None:
+def _published(keep, as_json: bool, markdown: bool) -> None:
     from labkit.predict.published import compare_published
 
     rows = compare_published(progress=_say)
@@ -116,6 +123,10 @@ def _published(keep, as_json: bool) -> None:
     keep(document)
     if as_json:
         print_json(document)
+    elif markdown:
+        from labkit.validation_words import published_markdown
+
+        typer.echo(published_markdown(rows), nl=False)
     else:
         show_published(rows)
     raise typer.Exit(int(not all(row.within for row in rows)))

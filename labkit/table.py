@@ -1,5 +1,7 @@
 """The ladder as a table: a row a step, in figures for programs and in words for people."""
 
+from collections.abc import Iterable
+
 from labkit.captions import STATUS_WORDS, format_seconds, why_missing
 from labkit.forecast_words import error_bytes, error_words, is_compiled
 from labkit.recipe import Recipe, describe_change, differences, ladder
@@ -94,11 +96,18 @@ def effect_words(row: dict) -> str:
 def markdown_table(rows: list[dict]) -> str:
     """The rows as a Markdown table, with the notes below it."""
     shown = headings(rows)
-    lines = [shown.values(), ["---"] * len(shown)]
-    lines += [[row_words(row)[name] for name in shown] for row in rows]
-    table = "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
+    table = markdown_cells(
+        shown.values(), [[row_words(row)[name] for name in shown] for row in rows]
+    )
     notes = "\n".join(f"- {note}" for note in table_notes(rows))
-    return f"{table}\n\n{notes}\n" if notes else f"{table}\n"
+    return f"{table}\n{notes}\n" if notes else table
+
+
+def markdown_cells(headings: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
+    """Texts as a Markdown table."""
+    headings = list(headings)
+    lines = [headings, ["---"] * len(headings), *rows]
+    return "".join(f"| {' | '.join(cells)} |\n" for cells in lines)
 
 
 def table_notes(rows: list[dict]) -> list[str]:

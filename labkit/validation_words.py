@@ -1,7 +1,11 @@
 """A validation in words: a text for each cell of its table, and what stands below it."""
 
+from collections.abc import Iterable
+
 from labkit.captions import format_seconds, verdict_words, why_missing
+from labkit.predict.published import PublishedRow
 from labkit.report import Report, format_bytes
+from labkit.table import markdown_cells
 from labkit.validation import Row, Validation
 
 OWNERS_SHOWN = 3
@@ -58,6 +62,42 @@ def notes(validation: Validation) -> list[str]:
         verdict = f"missed by {', '.join(missed)}" if missed else "kept by all"
         lines.append(f"Bound of {bounds[0]:.1%} for steps without compile: {verdict}.")
     return lines
+
+
+def shown_headings(validation: Validation) -> list[str]:
+    """The columns that the device has something for."""
+    on_card = validation.machine["device"] == "cuda"
+    return [name for name, of_card in HEADINGS.items() if on_card or not of_card]
+
+
+def validation_markdown(validation: Validation) -> str:
+    """The table as Markdown, with the notes below it."""
+    names = shown_headings(validation)
+    rows = ([row_words(row)[name] for name in names] for row in validation.rows)
+    lines = "".join(f"- {note}\n" for note in notes(validation))
+    return f"{markdown_cells(names, rows)}\n{lines}"
+
+
+def published_words(row: PublishedRow) -> dict[str, str]:
+    """The cells of a published figure and its prediction, by heading."""
+    known = row.published
+    return {
+        "Figure": known.id,
+        "Statistic": known.statistic,
+        "Card": known.card,
+        "Published": format_bytes(known.bytes),
+        "Predicted": format_bytes(row.predicted_bytes),
+        "Error": f"{row.error:+.2%}".replace("-", "−"),
+        "Bound": f"{known.bound:.1%}",
+        "": "" if row.within else "missed",
+    }
+
+
+def published_markdown(rows: Iterable[PublishedRow]) -> str:
+    """That table as Markdown, without the statistics: the table of figures has them."""
+    cells = [published_words(row) for row in rows]
+    names = [name for name in cells[0] if name not in ("Statistic", "")]
+    return markdown_cells(names, ([cell[name] for name in names] for cell in cells))
 
 
 def _differences(row: Row) -> list[str]:

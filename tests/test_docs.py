@@ -1,0 +1,54 @@
+"""What the pages of docs/ show is what the records say."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from labkit.machine import PROJECT
+from labkit.predict.published import compare_published
+from labkit.reference import REFERENCE, VALIDATIONS
+from labkit.validation import load_validation
+from labkit.validation_words import published_markdown, validation_markdown
+
+PAGE = (PROJECT / "docs" / "prediction.md").read_text(encoding="utf-8")
+
+
+def block(name):
+    """What stands between the two comments of that name."""
+    found = re.search(rf"<!-- {name}: .*? -->\n(.*?)<!-- end of {name} -->", PAGE, re.DOTALL)
+    assert found, f"no block {name}"
+    return found[1]
+
+
+def test_the_errors_are_those_of_the_kept_validations():
+    kept = [load_validation(path) for path in sorted(REFERENCE.glob(VALIDATIONS))]
+    assert block("validate") == "\n".join(validation_markdown(each) for each in kept)
+
+
+def test_the_published_figures_are_compared_as_shown():
+    assert block("published") == published_markdown(compare_published())
+
+
+def test_the_example_runs(tmp_path, monkeypatch):
+    from transformers import GPT2Config
+
+    GPT2Config(n_layer=1, n_embd=8, n_head=2, vocab_size=50).save_pretrained(tmp_path)
+    code = re.search(r"```python\n(.*?)```", PAGE, re.DOTALL)[1]
+    config = str(tmp_path / "config.json")
+    code = code.replace("path/to/config.json", config).replace("zeros(8, 512", "zeros(2, 8")
+    names = {}
+    exec(code, names)
+    report = names["report"]
+    assert report.fit.fits
+    assert report.memory.peak_reserved_bytes > report.memory.peak_allocated_bytes > 0
+
+
+@pytest.mark.parametrize("name", re.findall(r"`((?:labkit|data|tests)/[\w./-]+)`", PAGE))
+def test_files_that_are_named_exist(name):
+    assert (PROJECT / name).exists()
+
+
+@pytest.mark.parametrize("name", sorted(set(re.findall(r"`(\w+\.py)`", PAGE))))
+def test_modules_that_are_named_exist(name):
+    assert (Path(PROJECT) / "labkit" / "predict" / name).exists()
