@@ -24,6 +24,7 @@ _HOME = {
     "report": ("Comparison", "Report", "format_bytes"),
     "data": ("read_pairs",),
     "measure": ("compare",),
+    "predict.prediction": ("predict_step",),
     "records": ("load_record", "load_records"),
     "plots": ("plot_peaks", "plot_phases", "plot_step_times", "plot_timeline"),
     "overview": ("plot_ladder",),
