@@ -79,7 +79,7 @@ def run(
     ] = False,
     only: Annotated[
         list[str] | None,
-        typer.Option(metavar="SLUG", help="Run this notebook only, in the folder that exists."),
+        typer.Option(metavar="SLUG", help="Run this notebook only, in the run's folder."),
     ] = None,
     as_json: AsJson = False,
 ) -> None:

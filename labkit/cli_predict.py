@@ -35,7 +35,7 @@ app = typer.Typer(cls=LabGroup, rich_markup_mode="rich")
 @recipe_options
 def predict(
     recipe: Recipe,
-    profile: Profile = "small",
+    profile: Profile = "0.6b",
     gpu: Annotated[
         str | None,
         typer.Option(metavar="NAME", help="The card; without it, this machine's CPU."),

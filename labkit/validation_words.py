@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 
 from labkit.captions import format_seconds, verdict_words, why_missing
-from labkit.predict.published import PublishedRow
+from labkit.predict.published import FITTED_ON, PublishedRow
 from labkit.report import Report, format_bytes
 from labkit.table import markdown_cells
 from labkit.validation import Row, Validation
@@ -87,7 +87,7 @@ def published_words(row: PublishedRow) -> dict[str, str]:
         "Card": known.card,
         "Published": format_bytes(known.bytes),
         "Predicted": format_bytes(row.predicted_bytes),
-        "Error": f"{row.error:+.2%}".replace("-", "−"),
+        "Error": f"{row.error:+.2%}".replace("-", "−") + (", fitted" * (known.id == FITTED_ON)),
         "Bound": f"{known.bound:.1%}",
         "": "" if row.within else "missed",
     }

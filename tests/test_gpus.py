@@ -202,3 +202,10 @@ def test_capacity_and_context_are_those_of_the_messages():
         assert GPUS[key].memory_bytes == pytest.approx(capacity * GIB, rel=0.004)
         outside = max(int(row["non_pytorch_MiB"]) for row in plain)
         assert GPUS[key].context_bytes == outside * MIB
+
+
+@pytest.mark.parametrize("name", ["h20", "l40", "rtx-409", "a10g", "100", "v10"])
+def test_a_part_of_a_number_is_no_card(name):
+    """An H20 is no H200: a name that goes on with a digit or a letter is another card."""
+    with pytest.raises(GpuError, match=name):
+        find_gpu(name)

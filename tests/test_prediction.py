@@ -258,6 +258,16 @@ def test_data_decides_the_prediction(pairs):
 # ---- what cannot be predicted
 
 
+def test_imitated_formats_are_for_this_machine_only():
+    with pytest.raises(PredictError, match="leave out the card"):
+        a_prediction(emulate=True)
+
+
+def test_a_build_that_returns_something_else_is_told():
+    with pytest.raises(PredictError, match="model, optimizer, step"):
+        predict_step(dict)
+
+
 def test_an_unknown_card_lists_near_ones():
     with pytest.raises(GpuError, match="a100"):
         a_prediction(gpu="a100-60gb")

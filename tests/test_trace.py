@@ -365,3 +365,43 @@ def test_tracing_leaves_libraries_as_they_were():
     assert after == before
     assert gc.isenabled()
     assert nn.Linear(2, 2).weight.device.type == "cpu"
+
+
+@pytest.mark.parametrize(
+    ("dtype", "expected"), [(torch.bfloat16, torch.bfloat16), (None, torch.float16)]
+)
+def test_a_step_written_for_a_card_is_traced_as_written(recwarn, dtype, expected):
+    """Autocast and the scaler are asked for on ``cuda``; a CPU would switch both off."""
+    seen = []
+
+    def build():
+        model = nn.Linear(4, 4)
+        optimizer = torch.optim.AdamW(model.parameters())
+        scaler = torch.amp.GradScaler("cuda")
+        seen.append(scaler.is_enabled())
+
+        def step():
+            with torch.autocast("cuda", dtype=dtype):
+                out = model(torch.zeros(2, 4))
+            seen.append(out.dtype)
+            scaler.scale(out.float().sum()).backward()
+            scaler.step(optimizer)
+            scaler.update()
+
+        return model, optimizer, step
+
+    report = predict_step(build, "a100-40gb")
+    assert seen == [True, expected, expected]
+    assert not recwarn.list
+    assert report.memory.by_owner["optimizer_state"] > 0
+    assert not report.notes
+
+
+def test_a_card_that_imitates_a_format_says_so():
+    def build():
+        model = nn.Linear(4, 4).bfloat16()
+        optimizer = torch.optim.SGD(model.parameters())
+        return model, optimizer, lambda: model(torch.zeros(2, 4).bfloat16()).sum().backward()
+
+    (note,) = predict_step(build, "t4").notes
+    assert note.startswith("the step multiplies in bfloat16, for which NVIDIA T4")

@@ -40,6 +40,8 @@ def cuda_behaviour(gpu: Gpu) -> Iterator[None]:
         def replace(owner, name: str, function: Callable) -> None:
             stack.enter_context(mock.patch.object(owner, name, function))
 
+        replace(torch.autocast, "__init__", _for_cpu(torch.autocast.__init__, narrows=True))
+        replace(torch.amp.GradScaler, "__init__", _for_cpu(torch.amp.GradScaler.__init__))
         replace(functional, "dropout", _dropout(functional.dropout))
         replace(functional, "scaled_dot_product_attention", cuda_attention(gpu))
         for name in FLOAT32_UNDER_AUTOCAST:
@@ -69,6 +71,24 @@ def host_tensors(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
         for parameter, state in optimizer.state.items()
         if parameter not in on_card and isinstance(state.get("step"), torch.Tensor)
     ]
+
+
+def _for_cpu(init: Callable, *, narrows: bool = False) -> Callable:
+    """Autocast or a scaler that a step asks for on a card: on the device that is traced.
+
+    Args:
+        narrows: It is autocast, which on a card computes in float16 unless told otherwise.
+    """
+
+    def for_cpu(self, device_type="cuda", *args, **kwargs):
+        device_type = kwargs.pop("device", device_type)
+        if str(device_type).startswith("cuda"):
+            if narrows and not args and kwargs.get("dtype") is None:
+                kwargs["dtype"] = torch.float16
+            device_type = "cpu"
+        init(self, device_type, *args, **kwargs)
+
+    return for_cpu
 
 
 def _dropout(on_cpu: Callable) -> Callable:

@@ -223,8 +223,11 @@ def _words(name: str) -> list[str]:
 
 def _fits(words: list[str], gpu: Gpu) -> bool:
     """Whether the words, spaced or not, are part of the card's name."""
-    known = _words(f"{gpu.name} {gpu.title}")
-    return set(words) <= set(known) or "".join(words) in gpu.name.replace("-", "")
+    known, parts = _words(f"{gpu.name} {gpu.title}"), gpu.name.split("-")
+    joined = [
+        "".join(parts[i:j]) for i in range(len(parts)) for j in range(i + 1, len(parts) + 1)
+    ]
+    return set(words) <= set(known) or "".join(words) in joined
 
 
 def find_gpu(name: str) -> Gpu:

@@ -57,6 +57,8 @@ def predict(
         TraceError: The model's step cannot be run without data.
     """
     gpu = find_gpu(gpu) if isinstance(gpu, str) else gpu
+    if gpu and emulate:
+        raise PredictError("emulate is for this machine's CPU: leave out the card, or emulate.")
     if recipe.attention == "flash_attention_2":
         raise PredictError(
             "attention flash_attention_2 takes padding out of the batch, so its bytes depend "
@@ -140,7 +142,10 @@ def predict_step(
     gpu = find_gpu(gpu) if isinstance(gpu, str) else gpu
 
     def build_marked():
-        model, optimizer, step = build()
+        made = build()
+        if not isinstance(made, tuple) or len(made) != 3:
+            raise PredictError("build has to return three things: model, optimizer, step.")
+        model, optimizer, step = made
         return model, optimizer, lambda mark: step()
 
     trace = trace_step(
@@ -167,6 +172,15 @@ def complete(
     report.memory = cuda_memory(trace, expandable_segments=expandable_segments)
     report.fit = judge_fit(trace, report.memory, gpu, expandable_segments=expandable_segments)
     report.modelled = asdict(model_time(trace.costs[-1], gpu))
+    products = trace.costs[-1]
+    used = {
+        dtype for dtype, flops in zip(products.dtypes, products.flops, strict=True) if flops
+    }
+    for dtype in sorted(used - set(gpu.native_dtypes)):
+        report.notes.append(
+            f"the step multiplies in {dtype}, for which {gpu.title} has no instructions: it "
+            "imitates them slowly"
+        )
     return report
 
 

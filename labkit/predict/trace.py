@@ -8,6 +8,7 @@ storage does, which is when PyTorch would hand its bytes back.
 
 import gc
 from collections.abc import Callable
+from functools import partial
 from unittest import mock
 
 import torch
@@ -53,10 +54,10 @@ def trace_step(
     Raises:
         TraceError: An operation's result depends on values, or it has no rule without them.
     """
-    mode = FakeTensorMode()
+    mode, behaviour = FakeTensorMode(), partial(cuda_behaviour, gpu) if gpu else cpu_behaviour
     gc.freeze()  # what is found among all objects is then only what the step is made of
     try:
-        with torch.device("meta"):
+        with behaviour(), torch.device("meta"):
             model, optimizer, step = build()
         tracer = Tracer(model, gpu.cublas_workspace_bytes if gpu else 0)
         if warm_up_bytes:
@@ -71,7 +72,7 @@ def trace_step(
     try:
         with (
             as_with_data(padded=padded),
-            cuda_behaviour(gpu) if gpu else cpu_behaviour(),
+            behaviour(),
             mock.patch("torch.cuda.empty_cache", tracer.log.empty_cache),
             mode,
             tracer.watching(),
