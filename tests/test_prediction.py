@@ -206,6 +206,12 @@ def test_each_step_of_the_course_can_be_predicted():
     assert peaks["06_cached_data"] == peaks["05_compile"] == peaks["04_accumulation"]
 
 
+def test_predicting_leaves_the_random_numbers_alone():
+    before = torch.get_rng_state()
+    a_prediction()
+    assert torch.equal(torch.get_rng_state(), before)
+
+
 # ---- the worst batch
 
 

@@ -6,6 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from transformers import MistralConfig
 
 from labkit.model_source import find_model
 from labkit.precision import choose_precision
@@ -113,6 +114,19 @@ def test_layers_that_are_not_alike_are_all_traced():
     one.source.config.sliding_window = 16
     trace, _ = step_trace(one, BatchShape(4, 40, padded=True), more_to_come=True)
     assert_same(trace, one.trace([(4, 40)] * 2))
+
+
+def test_a_window_without_a_list_of_layer_types_is_seen(tmp_path):
+    config = MistralConfig(
+        hidden_size=64, intermediate_size=128, num_attention_heads=4, num_key_value_heads=2,
+        vocab_size=8192, num_hidden_layers=6, sliding_window=40, pad_token_id=0,
+    )  # fmt: skip
+    config.save_pretrained(tmp_path)
+    source = find_model(str(tmp_path))
+    one = replace(step(padded=False), source=source)
+    shape = BatchShape(4, 80, padded=False)
+    trace, _ = step_trace(one, shape, more_to_come=True)
+    assert_same(trace, one.trace([(4, 80)] * 2))
 
 
 def test_a_model_with_a_changed_layer_is_all_traced(monkeypatch):

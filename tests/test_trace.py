@@ -405,3 +405,88 @@ def test_a_card_that_imitates_a_format_says_so():
 
     (note,) = predict_step(build, "t4").notes
     assert note.startswith("the step multiplies in bfloat16, for which NVIDIA T4")
+
+
+# ---- steps of many kinds
+
+
+def rows():
+    return torch.zeros(BATCH, 8)
+
+
+def test_an_optimizer_that_works_in_backward():
+    """Its hooks stay with the parameters: their state is made, their gradients go at once."""
+
+    def build():
+        model = nn.Linear(8, 8, bias=False)
+        own = {p: torch.optim.AdamW([p]) for p in model.parameters()}
+
+        def update(parameter):
+            own[parameter].step()
+            own[parameter].zero_grad()
+
+        for parameter in model.parameters():
+            parameter.register_post_accumulate_grad_hook(update)
+        idle = torch.optim.SGD(model.parameters())
+        return model, idle, lambda: model(rows()).sum().backward()
+
+    # weights, the batch, two moments and a count: no gradient is left from the step before
+    assert predict_step(build).memory.by_phase["before"] == 4 * (64 + BATCH * 8 + 2 * 64 + 1)
+
+
+@pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU, nn.RNN])
+def test_recurrent_layers(kind):
+    def build():
+        model = kind(8, 16, batch_first=True)
+        optimizer = torch.optim.AdamW(model.parameters())
+
+        def step():
+            optimizer.zero_grad()
+            model(torch.zeros(BATCH, 5, 8))[0].sum().backward()
+            optimizer.step()
+
+        return model, optimizer, step
+
+    assert predict_step(build, "a100-40gb").memory.by_owner["weights"] > 4 * 16 * 8
+
+
+def test_a_loss_can_be_printed():
+    def build():
+        model = nn.Linear(8, 8)
+        optimizer = torch.optim.SGD(model.parameters())
+
+        def step():
+            loss = model(rows()).sum()
+            printed.append(f"{loss:.3f}")
+            loss.backward()
+
+        return model, optimizer, step
+
+    printed = []
+    predict_step(build)
+    assert printed == ["0.500", "0.500"]
+
+
+def test_a_sparse_gradient_is_named():
+    def build():
+        model = nn.Embedding(10, 4, sparse=True)
+        optimizer = torch.optim.SGD(model.parameters())
+        ids = lambda: torch.zeros(3, dtype=torch.int64)  # noqa: E731
+        return model, optimizer, lambda: model(ids()).sum().backward()
+
+    with pytest.raises(TraceError, match="sparse result"):
+        predict_step(build)
+
+
+def test_numbers_read_in_build_are_told():
+    def build():
+        torch.zeros(3).sum().item()
+
+    with pytest.raises(TraceError, match="inside the step, not in build"):
+        predict_step(build)
+
+
+def test_gradients_are_switched_on_where_the_caller_has_them_off():
+    with torch.no_grad():
+        trace = trace_step(two_layers)
+    assert any(block.owner == "gradients" for block in trace.blocks)

@@ -4,6 +4,7 @@ import contextlib
 import gc
 import logging
 import pkgutil
+import weakref
 from collections.abc import Callable, Iterator
 from unittest import mock
 
@@ -23,6 +24,9 @@ def make_fake(
     Args:
         see: Shown each tensor, the model's own first, as ``module.to(device)`` would move them.
     """
+    recurrent = [m for m in model.modules() if isinstance(m, torch.nn.RNNBase)]
+    for module in recurrent:
+        module._flat_weight_refs = []  # a tensor that they refer to cannot be swapped
     gc.collect()
     own = dict.fromkeys(_in_order_of_moving(model))
     others = (
@@ -32,13 +36,17 @@ def make_fake(
     for tensor in [*own, *others]:
         if not tensor.is_meta or isinstance(tensor, FakeTensor):
             continue
+        hooks = tensor._backward_hooks, tensor._post_accumulate_grad_hooks
         fake = FakeTensor(mode, tensor.detach(), torch.device("cpu"))
         fake.requires_grad_(tensor.requires_grad)
         if isinstance(tensor, torch.nn.Parameter):
             fake._is_param = True
         torch.utils.swap_tensors(tensor, fake)
         del fake
+        tensor._backward_hooks, tensor._post_accumulate_grad_hooks = hooks
         see(tensor)
+    for module in recurrent:
+        module._flat_weight_refs = [weakref.ref(weight) for weight in module._flat_weights]
 
 
 def _in_order_of_moving(module: torch.nn.Module) -> Iterator[torch.Tensor]:
@@ -61,6 +69,8 @@ def as_with_data(*, padded: bool) -> Iterator[None]:
             # transformers takes other branches where it meets a fake tensor
             ("transformers.utils.import_utils.is_fake_tensor", lambda tensor: False),
             ("transformers.masking_utils.fast_all", lambda mask: not padded),
+            # numbers are printed with a format
+            ("torch.Tensor.__format__", _format),
             # the scaler skips an update if it read an infinity
             ("torch.amp.GradScaler._maybe_opt_step", _always_step),
         ):
@@ -70,6 +80,10 @@ def as_with_data(*, padded: bool) -> Iterator[None]:
         noise = logging.getLogger("torch._subclasses.fake_tensor")
         stack.enter_context(mock.patch.object(noise, "disabled", True))
         yield
+
+
+def _format(tensor: torch.Tensor, spec: str) -> str:
+    return format(tensor.item(), spec) if tensor.dim() == 0 else object.__format__(tensor, "")
 
 
 def _exists(name: str) -> bool:

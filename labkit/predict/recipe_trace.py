@@ -85,7 +85,8 @@ class RecipeStep:
 
             return step.model, step.optimizer, run
 
-        return trace_step(build, self.gpu, steps=len(shapes), padded=self.padded)
+        with torch.random.fork_rng(devices=[]):  # building seeds it
+            return trace_step(build, self.gpu, steps=len(shapes), padded=self.padded)
 
 
 def step_trace(
@@ -169,6 +170,8 @@ def _has_timeline(step: RecipeStep) -> bool:
         depth // _period(step) > UNITS
         and getattr(config, "max_position_embeddings", 0) >= LONGEST
         and kinds == {"full_attention"}  # a window is another path for longer rows
+        and not getattr(config, "sliding_window", None)
+        and not getattr(config, "attention_chunk_size", None)
         and rope.get("rope_type", "default") in ("default", "linear", "llama3", "yarn")
     )
 

@@ -57,12 +57,20 @@ def trace_step(
     mode, behaviour = FakeTensorMode(), partial(cuda_behaviour, gpu) if gpu else cpu_behaviour
     gc.freeze()  # what is found among all objects is then only what the step is made of
     try:
-        with behaviour(), torch.device("meta"):
+        with behaviour(), torch.device("meta"), torch.enable_grad():
             model, optimizer, step = build()
         tracer = Tracer(model, gpu.cublas_workspace_bytes if gpu else 0)
         if warm_up_bytes:
             tracer.warm_up(warm_up_bytes)
         make_fake(model, mode, see=tracer.add_weight)
+    except (RuntimeError, NotImplementedError) as error:
+        if not any(word in str(error) for word in ("meta", "swap", "gradient edge")):
+            raise
+        reason = str(error).splitlines()[0].rstrip(".")
+        raise TraceError(
+            f"the model cannot be built without data ({reason}). "
+            "Make batches and read numbers inside the step, not in build."
+        ) from error
     finally:
         gc.unfreeze()
     if gpu:
@@ -75,6 +83,7 @@ def trace_step(
             behaviour(),
             mock.patch("torch.cuda.empty_cache", tracer.log.empty_cache),
             mode,
+            torch.enable_grad(),
             tracer.watching(),
         ):
             for _ in range(steps):

@@ -154,6 +154,10 @@ class Tracer(TorchDispatchMode):
             self.failure = error, func, where
             raise
         for index, tensor in enumerate(_tensors(result)):
+            if tensor.layout != torch.strided:
+                error = NotImplementedError("a sparse result has no block of its own")
+                self.failure = error, func, where
+                raise error
             is_input = from_nothing and not where and not self.places.called and tensor.dim()
             home = where or self._home_of_result(args, result, index)
             self.add(tensor, str(func.overloadpacket), home, "inputs" if is_input else "")
