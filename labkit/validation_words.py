@@ -61,6 +61,8 @@ def notes(validation: Validation) -> list[str]:
         missed = [row.slug for row in validation.rows if row.within is False]
         verdict = f"missed by {', '.join(missed)}" if missed else "kept by all"
         lines.append(f"Bound of {bounds[0]:.1%} for steps without compile: {verdict}.")
+    if any(row.bound is None and not row.compiled for row in validation.rows):
+        lines.append("A bound counts for no step on a card, nor for a tiny one in 16 bits.")
     return lines
 
 
