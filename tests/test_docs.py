@@ -33,7 +33,9 @@ def test_the_published_figures_are_compared_as_shown():
 def test_the_example_runs(tmp_path, monkeypatch):
     from transformers import GPT2Config
 
-    GPT2Config(n_layer=1, n_embd=8, n_head=2, vocab_size=50).save_pretrained(tmp_path)
+    GPT2Config(
+        n_layer=1, n_embd=8, n_head=2, vocab_size=50, bos_token_id=0, eos_token_id=0
+    ).save_pretrained(tmp_path)
     code = re.search(r"```python\n(.*?)```", PAGE, re.DOTALL)[1]
     config = str(tmp_path / "config.json")
     code = code.replace("path/to/config.json", config).replace("zeros(8, 512", "zeros(2, 8")

@@ -258,7 +258,9 @@ def full_training(config, kind, *, autocast=False, accumulate=1, evaluate=False)
     return build
 
 
-GPT2 = GPT2Config(n_layer=2, n_embd=64, n_head=4, vocab_size=500)
+GPT2 = GPT2Config(
+    n_layer=2, n_embd=64, n_head=4, vocab_size=500, bos_token_id=0, eos_token_id=0,
+)  # fmt: skip
 LLAMA = LlamaConfig(
     hidden_size=64, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
     intermediate_size=128, vocab_size=500,
