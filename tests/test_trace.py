@@ -1,5 +1,6 @@
 """A step without data makes the blocks that the step with data makes."""
 
+import copy
 import gc
 from types import SimpleNamespace
 
@@ -492,3 +493,25 @@ def test_gradients_are_switched_on_where_the_caller_has_them_off():
     with torch.no_grad():
         trace = trace_step(two_layers)
     assert any(block.owner == "gradients" for block in trace.blocks)
+
+
+def test_copies_that_a_step_keeps_are_counted():
+    def build():
+        model = nn.Linear(8, 8, bias=False)
+        optimizer = torch.optim.AdamW(model.parameters())
+        kept = []
+
+        def step():
+            model(rows()).sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            kept[:] = [copy.deepcopy(model), copy.deepcopy(optimizer.state_dict())]
+            assert isinstance(kept[0].weight, nn.Parameter)
+
+        return model, optimizer, step
+
+    state = 2 * 64 + 1
+    for _ in range(3):
+        before = predict_step(build).memory.by_phase["before"]
+        assert before == 4 * (2 * 64 + 2 * state + BATCH * 8)
+        gc.collect()

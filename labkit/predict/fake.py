@@ -69,6 +69,8 @@ def as_with_data(*, padded: bool) -> Iterator[None]:
             # transformers takes other branches where it meets a fake tensor
             ("transformers.utils.import_utils.is_fake_tensor", lambda tensor: False),
             ("transformers.masking_utils.fast_all", lambda mask: not padded),
+            # copying the storage of a fake tensor ends the process
+            ("torch.Tensor.__deepcopy__", _copy),
             # numbers are printed with a format
             ("torch.Tensor.__format__", _format),
             # the scaler skips an update if it read an infinity
@@ -80,6 +82,17 @@ def as_with_data(*, padded: bool) -> Iterator[None]:
         noise = logging.getLogger("torch._subclasses.fake_tensor")
         stack.enter_context(mock.patch.object(noise, "disabled", True))
         yield
+
+
+def _copy(tensor: torch.Tensor, memo: dict) -> torch.Tensor:
+    if id(tensor) not in memo:
+        made = tensor.detach().clone().requires_grad_(tensor.requires_grad)
+        if isinstance(tensor, torch.nn.Parameter):
+            made._is_param = True
+        if tensor.grad is not None:
+            made.grad = _copy(tensor.grad, memo)
+        memo[id(tensor)] = made
+    return memo[id(tensor)]
 
 
 def _format(tensor: torch.Tensor, spec: str) -> str:
