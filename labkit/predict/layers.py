@@ -94,8 +94,12 @@ def stretch(trace: Trace, stack: Stack, depth: int) -> Stretched:
     positions: list[int] = []
     modules: list[str] = []
     numbers: dict[tuple[int, int | None], int] = {}  # (source block, unit) → block
-    for position, unit in _unrolled(labels, trace, target.units):
+    order = list(_unrolled(labels, trace, target.units))
+    last = dict(order)  # the unit that a position is repeated for last
+    for position, unit in order:
         event, label = int(trace.events[position]), labels[position]
+        if event < 0 and places.units[~event] is None and unit != last[position]:
+            continue  # what all layers share goes with the last that needs it
         shift = unit - label if unit is not None else 0
         if event >= 0:
             numbers[event, unit] = len(blocks)
