@@ -14,8 +14,8 @@ machine hub
 precision model_source model trainable compiling
 rows data synthetic tokenizer token_cache tokens shapes
 step memory trial measure
-predict.gpus predict.roofline predict.attention predict.cuda predict.events predict.log
-predict.whereabouts predict.tracer predict.fake predict.trace
+predict.gpus predict.roofline predict.counting predict.attention predict.cuda
+predict.events predict.log predict.whereabouts predict.tracer predict.fake predict.trace
 predict.segments predict.allocator predict.peaks predict.layers predict.timeline
 predict.recipe_trace predict.prediction predict.local_card
 predict.published_gpt2 predict.published_liger predict.published_steps predict.published

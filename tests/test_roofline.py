@@ -7,8 +7,9 @@ from torch._subclasses import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 
+from labkit.predict.counting import count_op
 from labkit.predict.gpus import GPUS, find_gpu
-from labkit.predict.roofline import OpCosts, count_op, model_time
+from labkit.predict.roofline import OpCosts, model_time
 
 aten = torch.ops.aten
 TERA = 1e12

@@ -5,7 +5,7 @@ import torch
 from torch.utils.flop_counter import shape_wrapper
 from transformers import PreTrainedModel
 
-from labkit.predict import fake, roofline
+from labkit.predict import counting, fake
 from labkit.predict.prediction import predict
 from labkit.recipe import Recipe
 from labkit.shapes import BatchShape
@@ -63,6 +63,6 @@ def test_attention_with_shared_heads_is_counted_where_torch_refuses_to():
         assert query[1] == key[1] == value[1]
         return sum(len(shape) for shape in (grad, query, key, value)) + key[2]
 
-    formula = roofline._with_all_heads(shape_wrapper(older), query_at=1)
+    formula = counting._with_all_heads(shape_wrapper(older), query_at=1)
     query, shared = torch.ones(2, 4, 8, 16), torch.ones(2, 2, 9, 16)
     assert formula(query, query, shared, shared, "more", out_val=None) == 16 + 9

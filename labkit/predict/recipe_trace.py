@@ -11,7 +11,7 @@ from labkit.precision import Precision
 from labkit.predict.events import Trace
 from labkit.predict.gpus import Gpu
 from labkit.predict.layers import UNITS, Unlike
-from labkit.predict.timeline import LONGEST, Timeline
+from labkit.predict.timeline import LENGTHS, LONGEST, Timeline
 from labkit.predict.trace import trace_step
 from labkit.recipe import Recipe
 from labkit.shapes import BatchShape
@@ -20,9 +20,9 @@ from labkit.tokens import Batch
 from labkit.trainable import trainable_parameters
 
 CPU = torch.device("cpu")
-# A timeline takes six steps of UNITS layers and two of one more: as many layers as two steps of
-# a model of this depth.
-FEW_LAYERS = (6 * UNITS + 2 * (UNITS + 1)) // 2
+# A timeline takes a step of UNITS layers at each point and two steps of one layer more: as many
+# layers as two steps of a model of this depth.
+FEW_LAYERS = (len(LENGTHS[True]) * UNITS + 2 * (UNITS + 1)) // 2
 
 
 @dataclass(frozen=True)

@@ -8,9 +8,9 @@ import torch
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from labkit.predict.counting import count_op
 from labkit.predict.events import WORKSPACE, Block
 from labkit.predict.log import Log
-from labkit.predict.roofline import count_op
 from labkit.predict.whereabouts import Whereabouts
 
 aten = torch.ops.aten
@@ -150,14 +150,11 @@ class Tracer(TorchDispatchMode):
                 self.log.make(workspace_bytes, WORKSPACE, "", "temporaries")
         try:
             result = func(*args, **kwargs)
+            made = _tensors(result)
         except Exception as error:
             self.failure = error, func, where
             raise
-        for index, tensor in enumerate(_tensors(result)):
-            if tensor.layout != torch.strided:
-                error = NotImplementedError("a sparse result has no block of its own")
-                self.failure = error, func, where
-                raise error
+        for index, tensor in enumerate(made):
             is_input = from_nothing and not where and not self.places.called and tensor.dim()
             home = where or self._home_of_result(args, result, index)
             self.add(tensor, str(func.overloadpacket), home, "inputs" if is_input else "")
@@ -201,9 +198,13 @@ class Tracer(TorchDispatchMode):
 
 
 def _tensors(result) -> list[torch.Tensor]:
-    """The tensors that an operation returned."""
-    if isinstance(result, torch.Tensor):
-        return [result]
-    if isinstance(result, list | tuple):
-        return [item for item in result if isinstance(item, torch.Tensor)]
-    return []
+    """The tensors that an operation returned.
+
+    Raises:
+        TypeError: One is sparse.
+    """
+    results = result if isinstance(result, list | tuple) else [result]
+    tensors = [item for item in results if isinstance(item, torch.Tensor)]
+    if any(tensor.layout != torch.strided for tensor in tensors):
+        raise TypeError("a sparse result has no block of its own")
+    return tensors
