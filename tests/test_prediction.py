@@ -3,6 +3,7 @@
 import json
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 from transformers import LlamaConfig
@@ -10,8 +11,9 @@ from transformers import LlamaConfig
 from labkit.data import Pairs
 from labkit.model_source import ModelError, find_model
 from labkit.precision import Precision
+from labkit.predict.events import Block, Trace
 from labkit.predict.gpus import GPUS, GpuError, find_gpu
-from labkit.predict.peaks import cpu_memory, cuda_memory
+from labkit.predict.peaks import cpu_memory, cuda_memory, judge_fit
 from labkit.predict.prediction import PredictError, predict, predict_step
 from labkit.predict.recipe_trace import RecipeStep, step_trace
 from labkit.recipe import Recipe, ladder
@@ -171,15 +173,34 @@ def test_the_verdict_counts_what_lies_outside_of_the_allocator():
     assert fit.margin_bytes == gpu.memory_bytes - gpu.context_bytes - reserved
 
 
-def test_a_cache_that_is_given_back_can_make_room():
-    """Reserved is over the capacity, allocated below it: the allocator frees what it caches."""
-    report = a_prediction()
-    reserved = report.memory.peak_reserved_bytes
+@pytest.mark.parametrize(("room", "fits"), [(41, True), (39, False), (71, True)])
+def test_a_cache_that_is_given_back_can_make_room(room, fits):
+    """30 MiB come and go before 40 MiB: both are reserved, unless the first has to be returned."""
+    mib = 2**20
+    blocks = [
+        Block("aten.empty", "first", "temporaries"),
+        Block("aten.empty", "second", "inputs"),
+    ]
+    trace = Trace(
+        blocks=blocks,
+        sizes=np.array([30 * mib, 40 * mib]),
+        events=np.array([0, ~0, 1]),
+        phases=np.array([1, 1, 2], np.int8),
+        modules=["first", "first", "second"],
+        step_starts=[0],
+        costs=[],
+        cost_modules=[],
+    )
+    memory = cuda_memory(trace)
+    assert memory.peak_allocated_bytes == 40 * mib
+    assert memory.peak_reserved_bytes == 70 * mib
     gpu = find_gpu("a100-40gb")
-    tight = replace(gpu, name="tight", memory_bytes=gpu.context_bytes + reserved - 2**21)
-    fit = a_prediction(gpu=tight).fit
-    assert fit.margin_bytes < 0
-    assert fit.fits == fit.gives_back_cache
+    gpu = replace(gpu, memory_bytes=gpu.context_bytes + room * mib)
+    fit = judge_fit(trace, memory, gpu)
+    assert fit.fits == fits
+    assert fit.margin_bytes == (room - 70) * mib
+    assert fit.gives_back_cache == (room == 41)
+    assert fit.fails_in == ("" if fits else "step 1, backward, second")
 
 
 @pytest.mark.parametrize("name", GPUS)

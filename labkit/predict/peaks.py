@@ -45,19 +45,12 @@ def judge_fit(
         margin_bytes=capacity_bytes - memory.peak_reserved_bytes,
         fits=memory.peak_reserved_bytes <= capacity_bytes,
     )
-    if not fit.fits and memory.peak_allocated_bytes <= capacity_bytes:
+    if not fit.fits:
         tight = _replay(
             trace, capacity_bytes=capacity_bytes, expandable_segments=expandable_segments
         )
-        fit.fits = tight.out_of_memory_index is None
-        fit.gives_back_cache = fit.fits
-        stopped = tight
-    elif not fit.fits:
-        stopped = _replay(
-            trace, capacity_bytes=capacity_bytes, expandable_segments=expandable_segments
-        )
-    if not fit.fits:
-        fit.fails_in = _place(trace, stopped)
+        fit.fits = fit.gives_back_cache = tight.out_of_memory_index is None
+        fit.fails_in = "" if fit.fits else _place(trace, tight)
     return fit
 
 
