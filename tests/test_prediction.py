@@ -175,7 +175,7 @@ def test_the_verdict_counts_what_lies_outside_of_the_allocator():
 
 @pytest.mark.parametrize(("room", "fits"), [(41, True), (39, False), (71, True)])
 def test_a_cache_that_is_given_back_can_make_room(room, fits):
-    """30 MiB come and go before 40 MiB: both are reserved, unless the first has to be returned."""
+    """30 MiB come and go before 40 MiB: both are reserved, unless the first are given back."""
     mib = 2**20
     blocks = [
         Block("aten.empty", "first", "temporaries"),
