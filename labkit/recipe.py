@@ -22,6 +22,7 @@ CHOICES = {
     ),
     "padding": ("longest", "max"),
     "attention": ("sdpa", "eager", "flash_attention_2"),
+    "optimizer": ("adamw", "adamw_fused"),
 }
 
 
@@ -72,6 +73,9 @@ class Recipe:
         ("q_proj", "k_proj", "v_proj"), "Names of the linear layers that get LoRA matrices."
     )
     attention: str = _field("sdpa", "Attention implementation.")
+    optimizer: str = _field(
+        "adamw", "AdamW as torch chooses (on a card, lists of tensors), or in one kernel."
+    )
     learning_rate: float = _field(1e-4, "AdamW's learning rate.")
     seed: int = _field(0, "Seed of weights, dropout and the order of the pairs.")
 

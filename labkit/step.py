@@ -44,7 +44,8 @@ class TrainingStep:
             for name, parameter in model.named_parameters()
             if parameter_kind(name) in ("lora", "head") and parameter.requires_grad
         ]
-        self.optimizer = torch.optim.AdamW(self.trained, lr=recipe.learning_rate)
+        fused = recipe.optimizer == "adamw_fused" or None  # None: torch chooses
+        self.optimizer = torch.optim.AdamW(self.trained, lr=recipe.learning_rate, fused=fused)
         self.scaler = torch.amp.GradScaler(
             device.type, enabled=torch.float16 in (precision.autocast, precision.weights)
         )

@@ -9,7 +9,7 @@ PACKAGE = Path(labkit.__file__).parent
 
 # A module imports only modules that stand before it; each line is one layer of the design.
 LAYERS = """
-recipe report
+recipe space report
 machine hub
 precision model_source model trainable compiling
 rows data synthetic tokenizer token_cache tokens shapes

@@ -47,6 +47,14 @@ def test_autocast_changes_the_loss_by_rounding_only(tiny_step, tiny_batches):
     assert rounded == pytest.approx(exact, rel=2**-7)  # bfloat16 has 8 significant bits
 
 
+def test_a_fused_optimizer_makes_the_same_update(tiny_step, tiny_batches):
+    batches = tiny_batches(3)
+    plain, fused = tiny_step(), tiny_step(optimizer="adamw_fused")
+    assert losses(fused, batches) == pytest.approx(losses(plain, batches), rel=1e-5)
+    assert fused.optimizer.defaults["fused"] is True
+    assert plain.optimizer.defaults["fused"] is None  # torch chooses, foreach on a card
+
+
 def test_the_loss_is_that_of_the_model_itself(tiny_step, tiny_batches):
     step, (batch,) = tiny_step(), tiny_batches(1)
     output = step.model(

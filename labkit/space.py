@@ -1,0 +1,35 @@
+"""The recipes among which a plan chooses: the fields that cost or save memory and time.
+
+One list serves the search, the sliders and the timelines that come with the lab.
+"""
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from labkit.recipe import Recipe
+
+PRECISIONS = (
+    "float32", "float32 + autocast", "16-bit weights", "16-bit weights + autocast",
+)  # fmt: skip
+CHECKPOINTS = (0, 1, 2)  # checkpoint_every: a third of the layers and less saves ever less
+
+
+def with_precision(recipe: Recipe, name: str, half: str) -> Recipe:
+    """The recipe in one of ``PRECISIONS``, where the hardware's 16-bit format is ``half``."""
+    return replace(
+        recipe,
+        weights=half if name.startswith("16-bit") else "float32",
+        autocast=half if name.endswith("autocast") else "none",
+    )
+
+
+def kinds(recipe: Recipe, half: str) -> Iterator[Recipe]:
+    """Every precision with every checkpointing; batch, parts and the rest stay as they are."""
+    for name in PRECISIONS:
+        for every in CHECKPOINTS:
+            yield replace(with_precision(recipe, name, half), checkpoint_every=every)
+
+
+def even_parts(batch_size: int) -> list[int]:
+    """The numbers of equal parts that a batch can be split into, fewest first."""
+    return [parts for parts in range(1, batch_size + 1) if batch_size % parts == 0]
