@@ -23,7 +23,8 @@ def one_model(model: str) -> dict:
     from labkit.predict.gpus import find_gpu
     from labkit.predict.peaks import peak_bytes
     from labkit.predict.prediction import predict
-    from labkit.predict.recipe_trace import RecipeStep, step_trace
+    from labkit.predict.recipe_step import RecipeStep
+    from labkit.predict.recipe_trace import step_trace
     from labkit.recipe import Recipe
     from labkit.shapes import BatchShape
     from labkit.tokenizer import load_tokenizer

@@ -15,7 +15,8 @@ from labkit.predict.events import Block, Trace
 from labkit.predict.gpus import GPUS, GpuError, find_gpu
 from labkit.predict.peaks import cpu_memory, cuda_memory, judge_fit
 from labkit.predict.prediction import PredictError, predict, predict_step
-from labkit.predict.recipe_trace import RecipeStep, step_trace
+from labkit.predict.recipe_step import RecipeStep
+from labkit.predict.recipe_trace import step_trace
 from labkit.recipe import Recipe, ladder
 from labkit.report import OWNERS, Report
 from labkit.shapes import BatchShape, worst_shape

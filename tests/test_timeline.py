@@ -10,11 +10,12 @@ from transformers import MistralConfig
 
 from labkit.model_source import find_model
 from labkit.precision import choose_precision
-from labkit.predict import recipe_trace
+from labkit.predict import recipe_step
 from labkit.predict.gpus import find_gpu
 from labkit.predict.layers import Unlike
-from labkit.predict.recipe_trace import RecipeStep, step_trace
-from labkit.predict.timeline import LENGTHS, ROUNDINGS, Polynomials, points
+from labkit.predict.recipe_step import RecipeStep
+from labkit.predict.recipe_trace import step_trace
+from labkit.predict.timeline import LENGTHS, ROUNDINGS, Pattern, Polynomials, points
 from labkit.recipe import Recipe
 from labkit.shapes import BatchShape
 
@@ -101,7 +102,7 @@ def slow_lora(one):
 def test_a_further_point_costs_no_trace(monkeypatch):
     one = step(A100)
     step_trace(one, BatchShape(8, 64, padded=True), more_to_come=True)
-    monkeypatch.setattr(recipe_trace, "trace_step", None)  # would fail if it were called
+    monkeypatch.setattr(recipe_step, "trace_step", None)  # would fail if it were called
     trace, _ = step_trace(one, BatchShape(100, 512, padded=True), more_to_come=True)
     assert trace.sizes.sum() > 0
 
@@ -117,7 +118,7 @@ def test_small_batches_and_shallow_models_are_traced_themselves(pairs, tokens, f
 
 
 def test_one_prediction_of_few_layers_needs_no_timeline(monkeypatch):
-    monkeypatch.setattr(recipe_trace.Timeline, "fit", None)  # would fail if it were called
+    monkeypatch.setattr(Pattern, "fit", None)  # would fail if it were called
     trace, trained = step_trace(step(lora_rank=5), BatchShape(4, 40, padded=True))
     assert trace.sizes.sum() > 0
     assert trained["lora"] > 0
@@ -147,14 +148,14 @@ def test_a_window_without_a_list_of_layer_types_is_seen(tmp_path):
 
 def test_a_model_with_a_changed_layer_is_all_traced(monkeypatch):
     """Where the middle layers do not repeat, the fit notices and the model itself is traced."""
-    build = recipe_trace.build_step
+    build = recipe_step.build_step
 
     def odd(recipe, source, *args, **kwargs):
         made = build(recipe, source, *args, **kwargs)
         made.model.get_base_model().model.layers[1].mlp.act_fn = torch.nn.Tanh()
         return made
 
-    monkeypatch.setattr(recipe_trace, "build_step", odd)
+    monkeypatch.setattr(recipe_step, "build_step", odd)
     one = step(lora_rank=3)  # no other test's timeline
     trace, _ = step_trace(one, BatchShape(4, 40, padded=True), more_to_come=True)
     assert_same(trace, one.trace([(4, 40)] * 2))
@@ -216,7 +217,7 @@ def test_what_is_the_same_model_shares_a_timeline():
 def test_recipes_that_differ_in_nothing_that_takes_memory_share_one(monkeypatch):
     shape = BatchShape(8, 64, padded=True)
     step_trace(step(), shape, more_to_come=True)
-    monkeypatch.setattr(recipe_trace, "trace_step", None)
+    monkeypatch.setattr(recipe_step, "trace_step", None)
     fields = {"compile": "default", "cached": True, "seed": 5, "learning_rate": 1e-3}
     step_trace(
         step(padding="max", batch_size=64, max_length=512, **fields), shape, more_to_come=True

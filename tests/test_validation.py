@@ -456,7 +456,7 @@ def test_a_prediction_is_what_was_kept(monkeypatch, path, row):
         if there.partition("+")[0] != here[package].partition("+")[0]:
             pytest.skip(f"kept with {package} {there}")
     # a timeline is the trace at every point (test_timeline.py), and for one point slower
-    monkeypatch.setattr(recipe_trace, "_has_timeline", lambda step: False)
+    monkeypatch.setattr(recipe_trace, "has_timeline", lambda step: False)
     card = GPUS[kept.card["name"]] if kept.card.get("known") else None
     source = validator.model_of(row.measured.recipe, kept.layers)
     shape = BatchShape(**row.measured.batch)

@@ -14,9 +14,24 @@ import math
 import torch
 from torch.nn import functional
 
-from labkit.predict.gpus import Gpu
+from labkit.predict.gpus import GPUS, Gpu
 
 HALF = (torch.float16, torch.bfloat16)
+NARROW_HEAD = 192  # wider ones do not fit the shared memory of some cards
+
+
+def stand_in(gpu: Gpu, head_dim: int) -> Gpu:
+    """A card whose kernels allocate as those of ``gpu``: one for all that are alike.
+
+    Workspaces of cuBLAS aside: they are blocks of a trace that every card has in its own size.
+    """
+    if gpu.capability < (8, 0):
+        return GPUS["t4"]
+    if _has_cudnn_attention(gpu):
+        return GPUS["h100"]
+    if head_dim > NARROW_HEAD and _has_little_shared_memory(gpu):
+        return GPUS["rtx-3090"]
+    return GPUS["a100-40gb"]
 
 
 def choose_backend(gpu: Gpu, query, key, value, mask, dropout: float) -> str:
@@ -30,14 +45,12 @@ def choose_backend(gpu: Gpu, query, key, value, mask, dropout: float) -> str:
     ampere, half = gpu.capability >= (8, 0), query.dtype in HALF
     if any(tensor.shape[2] == 0 or tensor.stride(-1) != 1 for tensor in (query, key, value)):
         return "math"
-    hopper = gpu.vendor == "nvidia" and gpu.capability[0] in (9, 10)
-    if half and hopper and dim == value_dim <= 128 and dim % 8 == 0:
+    if half and _has_cudnn_attention(gpu) and dim == value_dim <= 128 and dim % 8 == 0:
         return "cudnn"  # first in the order since the wheels bundle cuDNN 9.15.1
     if half and ampere and mask is None and dim == value_dim <= 256:
-        little_shared_memory = gpu.capability in ((8, 6), (8, 9)) or gpu.capability[0] == 12
         trained = any(tensor.requires_grad for tensor in (query, key, value))
-        too_wide = 192 < dim <= (256 if dropout else 224)
-        if not (little_shared_memory and trained and too_wide):
+        too_wide = NARROW_HEAD < dim <= (256 if dropout else 224)
+        if not (_has_little_shared_memory(gpu) and trained and too_wide):
             return "flash"
     supported = half or query.dtype == torch.float32
     if query.dtype == torch.bfloat16 and not ampere:
@@ -46,6 +59,14 @@ def choose_backend(gpu: Gpu, query, key, value, mask, dropout: float) -> str:
     if supported and dim % alignment == 0 and value_dim % alignment == 0:
         return "mem_efficient"
     return "math"
+
+
+def _has_cudnn_attention(gpu: Gpu) -> bool:
+    return gpu.vendor == "nvidia" and gpu.capability[0] in (9, 10)
+
+
+def _has_little_shared_memory(gpu: Gpu) -> bool:
+    return gpu.capability in ((8, 6), (8, 9)) or gpu.capability[0] == 12
 
 
 def cuda_attention(gpu: Gpu):

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from labkit.predict.roofline import OpCosts
+from labkit.report import OWNERS
 
 WORKSPACE = "cublas workspace"  # the operation of a block that the matrix library keeps
 
@@ -36,6 +37,7 @@ class Trace:
         costs: Arithmetic and traffic of the operations of each step.
         cost_modules: Where each operation of the last step happened.
         emptied: Index of each event before which the step emptied the allocator's cache.
+        owner_numbers: Index into ``report.OWNERS`` of each block; taken from ``blocks``.
     """
 
     blocks: list[Block]
@@ -47,3 +49,8 @@ class Trace:
     costs: list[OpCosts]
     cost_modules: list[str]
     emptied: list[int] = field(default_factory=list)
+    owner_numbers: np.ndarray | None = None
+
+    def __post_init__(self) -> None:
+        if self.owner_numbers is None:
+            self.owner_numbers = np.array([OWNERS.index(b.owner) for b in self.blocks], np.intp)

@@ -126,6 +126,7 @@ def stretch(trace: Trace, stack: Stack, depth: int) -> Stretched:
         step_starts=starts.tolist(),
         costs=[trace.costs[-1].take(cost_sources)],
         cost_modules=[],
+        owner_numbers=trace.owner_numbers[sources],
     )
     return Stretched(long, np.array(sources), np.array(cost_sources))
 

@@ -92,7 +92,7 @@ def owner_curves(trace: Trace, block_bytes: np.ndarray) -> dict[str, np.ndarray]
     freed = trace.events < 0
     blocks = np.where(freed, ~trace.events, trace.events)
     changes = np.where(freed, -1, 1) * block_bytes[blocks]
-    owners = np.array([OWNERS.index(block.owner) for block in trace.blocks])[blocks]
+    owners = trace.owner_numbers[blocks]
     return {
         owner: np.cumsum(np.where(owners == number, changes, 0))[start:]
         for number, owner in enumerate(OWNERS)

@@ -12,7 +12,8 @@ from labkit.precision import Precision, choose_precision, native_precision
 from labkit.predict.events import Trace
 from labkit.predict.gpus import Gpu, find_gpu
 from labkit.predict.peaks import cpu_memory, cuda_memory, judge_fit
-from labkit.predict.recipe_trace import RecipeStep, step_trace
+from labkit.predict.recipe_step import RecipeStep
+from labkit.predict.recipe_trace import step_trace
 from labkit.predict.roofline import model_time
 from labkit.predict.trace import trace_step
 from labkit.recipe import Recipe

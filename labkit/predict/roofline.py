@@ -6,9 +6,9 @@ factor for efficiency is applied, so a real step takes longer. Two things shift 
 tensor that still lies in the card's cache is read faster than counted, and attention with a
 causal mask is counted as the full square, as PyTorch's own counter does.
 
-Launching is left out. The host launches kernels ahead of the card, at 5 to 20 microseconds
-each, so that a step of small tensors waits for the host, whatever the card; what that costs
-depends on a host that is not known here.
+Launching is a second bound. The host launches kernels ahead of the card, at 5 to 20
+microseconds each, so that a step of small tensors waits for the host, whatever the card. What
+that costs depends on a host that is not known here; 5 microseconds is what it costs at least.
 
 Source:
     Williams, Waterman, Patterson, "Roofline" (2009). Launching: NVIDIA, "Getting Started with
@@ -22,18 +22,23 @@ import numpy as np
 
 from labkit.predict.gpus import Gpu
 
+LAUNCH_SECONDS = 5e-6
+LAUNCHED_SINGLY = ("forward", "backward")  # an optimizer works on lists, a kernel for many
+
 
 @dataclass(frozen=True)
 class OpCosts:
     """What the operations of one optimizer step cost, one entry per operation.
 
     ``dtypes`` is what a matrix product is computed in; it has no meaning where ``flops`` is 0.
+    ``times`` says how often each operation runs.
     """
 
     flops: np.ndarray
     moved_bytes: np.ndarray
     dtypes: list[str]
     phases: list[str]
+    times: np.ndarray | int = 1
 
     def take(self, indices: np.ndarray) -> "OpCosts":
         """The operations at the given places."""
@@ -57,7 +62,8 @@ class Modelled:
     """Seconds of one optimizer step on a card, at best.
 
     ``compute_bound_share`` is the part of ``seconds`` in operations whose arithmetic takes
-    longer than their bytes; it is 0 where nothing takes any time.
+    longer than their bytes; it is 0 where nothing takes any time. ``launches`` counts the
+    operations of forward and backward, ``launch_seconds`` is what the host needs for them.
     """
 
     seconds: float
@@ -65,6 +71,13 @@ class Modelled:
     compute_bound_share: float
     flops: int
     moved_bytes: int
+    launches: int
+    launch_seconds: float
+
+    @property
+    def least_seconds(self) -> float:
+        """The larger of both bounds: what the card needs, and what the host does."""
+        return max(self.seconds, self.launch_seconds)
 
 
 def model_time(costs: OpCosts, gpu: Gpu) -> Modelled:
@@ -75,15 +88,21 @@ def model_time(costs: OpCosts, gpu: Gpu) -> Modelled:
     rate = {dtype: gpu.flops_per_second(dtype) for dtype in set(dtypes)}
     rates = np.fromiter(map(rate.__getitem__, dtypes), np.float64)
     arithmetic = costs.flops[products] / rates
-    bound = arithmetic > seconds[products]
+    bound = products[arithmetic > seconds[products]]
     seconds[products] = np.maximum(arithmetic, seconds[products])
+    times = np.broadcast_to(costs.times, seconds.shape)
+    seconds = seconds * times
     phases, numbers = costs.phase_numbers
     by_phase = np.bincount(numbers, seconds, len(phases))
+    single = [number for number, phase in enumerate(phases) if phase in LAUNCHED_SINGLY]
+    launches = int(times[np.isin(numbers, single)].sum())
     total = float(seconds.sum())
     return Modelled(
         seconds=total,
         seconds_by_phase=dict(zip(phases, by_phase.tolist(), strict=True)),
-        compute_bound_share=float(arithmetic[bound].sum()) / total if total else 0.0,
-        flops=int(costs.flops.sum()),
-        moved_bytes=int(costs.moved_bytes.sum()),
+        compute_bound_share=float(seconds[bound].sum()) / total if total else 0.0,
+        flops=int((costs.flops * times).sum()),
+        moved_bytes=int((costs.moved_bytes * times).sum()),
+        launches=launches,
+        launch_seconds=launches * LAUNCH_SECONDS,
     )

@@ -14,7 +14,7 @@ from itertools import combinations, pairwise
 import numpy as np
 
 from labkit.predict.events import Trace
-from labkit.predict.layers import UNITS, Stack, Unlike, growth, stretch
+from labkit.predict.layers import UNITS, Growth, Stack, Unlike, growth, stretch
 
 ROUNDINGS = (1, 8, 32, 64, 128)
 PAIRS = tuple(combinations(range(6), 2))
@@ -107,6 +107,88 @@ class Polynomials:
         return replace(self, further=self.further + further)
 
 
+@dataclass(frozen=True)
+class Pattern:
+    """A step of a model of few layers, batch and length open: all that a timeline is made of.
+
+    Attributes:
+        trace: The first two steps, at some point.
+        sizes: Of its blocks.
+        flops: Of the operations of its last step; ``moved_bytes`` the same.
+        stack: Where the layers are, and how many.
+        growth: What each further unit of layers adds elsewhere; None where none can be added.
+    """
+
+    trace: Trace
+    sizes: Polynomials
+    flops: Polynomials
+    moved_bytes: Polynomials
+    stack: Stack
+    growth: Growth | None
+
+    @classmethod
+    def fit(
+        cls,
+        trace_at: Callable[[int, list[tuple[int, int]]], tuple[Trace, str]],
+        batch_sizes: Sequence[int],
+        parts: int,
+        *,
+        aligned: bool,
+        period: int,
+        depth: int,
+    ) -> "Pattern":
+        """The pattern of a model, from traces of few of its layers.
+
+        Args:
+            trace_at: Traces a model of the given depth, one step on each of the given points,
+                and says where in it the layers are.
+            batch_sizes: Three to fit with.
+            parts: What the recipe splits a batch into.
+            aligned: Whether it is for lengths that are multiples of 8.
+            period: Layers after which the stack repeats itself.
+            depth: Layers of the model.
+
+        Raises:
+            Unlike: Layers or points do not line up.
+        """
+        at = points(batch_sizes, aligned=aligned)
+        is_deep = depth // period > UNITS
+        shallow = UNITS * period + depth % period if is_deep else depth
+        many, prefix = trace_at(shallow, at)
+        stack = Stack(prefix, period, shallow)
+        short, sizes = _first_two_steps(many)
+        costs = many.costs[1:]
+        sizes = Polynomials.fit(at, sizes, parts)
+        grown = None
+        if is_deep:
+            deeper, _ = trace_at(shallow + period, at[:2])
+            grown = growth(short, deeper, stack)
+            if (sizes.at(*at[0]) != sizes.at(*at[3]))[grown.sizes != 0].any():
+                raise Unlike("a block outside of the layers that depends on depth and batch")
+        flops, moved_bytes = (
+            Polynomials.fit(at[1:], np.array(values), parts, exact=False)
+            for values in ([c.flops for c in costs], [c.moved_bytes for c in costs])
+        )
+        return cls(short, sizes, flops, moved_bytes, stack, grown)
+
+    def timeline(self, depth: int) -> "Timeline":
+        """The timeline of a model with ``depth`` layers.
+
+        Raises:
+            Unlike: A block cannot be told for layers that were not traced.
+        """
+        if self.growth is None:
+            return Timeline(self.trace, self.sizes, self.flops, self.moved_bytes)
+        further = (depth - self.stack.depth) // self.stack.period
+        long, grown = stretch(self.trace, self.stack, depth), self.growth
+        return Timeline(
+            long.trace,
+            self.sizes.plus(further * grown.sizes).take(long.block_sources),
+            self.flops.plus(further * grown.flops).take(long.cost_sources),
+            self.moved_bytes.plus(further * grown.moved_bytes).take(long.cost_sources),
+        )
+
+
 class Timeline:
     """A step whose batch and length are open.
 
@@ -123,63 +205,17 @@ class Timeline:
         self._trace = trace
         self._sizes, self._flops, self._moved_bytes = sizes, flops, moved_bytes
 
-    @classmethod
-    def fit(
-        cls,
-        trace_at: Callable[[int, list[tuple[int, int]]], tuple[Trace, str]],
-        batch_sizes: Sequence[int],
-        parts: int,
-        *,
-        aligned: bool,
-        period: int,
-        depth: int,
-    ) -> "Timeline":
-        """The timeline of a model, from traces of few of its layers.
+    def at(self, batch: int, length: int, *, with_costs: bool = True) -> Trace:
+        """The trace of two steps on ``batch`` rows of ``length`` tokens.
 
         Args:
-            trace_at: Traces a model of the given depth, one step on each of the given points,
-                and says where in it the layers are.
-            batch_sizes: Three to fit with.
-            parts: What the recipe splits a batch into.
-            aligned: Whether it is for lengths that are multiples of 8.
-            period: Layers after which the stack repeats itself.
-            depth: Layers of the model.
-
-        Raises:
-            Unlike: Layers or points do not line up.
+            with_costs: Whether arithmetic and traffic are wanted, too.
         """
-        at = points(batch_sizes, aligned=aligned)
-        left_over = depth % period
-        shallow = UNITS * period + left_over
-        many, prefix = trace_at(shallow, at)
-        deeper, _ = trace_at(shallow + period, at[:2])
-        stack = Stack(prefix, period, shallow)
-        short, sizes = _first_two_steps(many)
-        grown = growth(short, deeper, stack)
-        further, costs = (depth - shallow) // period, many.costs[1:]
-        sizes = Polynomials.fit(at, sizes, parts)
-        if (sizes.at(*at[0]) != sizes.at(*at[3]))[grown.sizes != 0].any():
-            raise Unlike("a block outside of the layers that depends on depth and batch")
-        flops, moved_bytes = (
-            Polynomials.fit(at[1:], np.array(values), parts, exact=False)
-            for values in ([c.flops for c in costs], [c.moved_bytes for c in costs])
-        )
-        long = stretch(short, stack, depth)
-        return cls(
-            long.trace,
-            sizes.plus(further * grown.sizes).take(long.block_sources),
-            flops.plus(further * grown.flops).take(long.cost_sources),
-            moved_bytes.plus(further * grown.moved_bytes).take(long.cost_sources),
-        )
-
-    def at(self, batch: int, length: int) -> Trace:
-        """The trace of two steps on ``batch`` rows of ``length`` tokens."""
-        costs = replace(
-            self._trace.costs[-1],
-            flops=self._flops.at(batch, length),
-            moved_bytes=self._moved_bytes.at(batch, length),
-        )
-        return replace(self._trace, sizes=self._sizes.at(batch, length), costs=[costs])
+        costs = []
+        if with_costs:
+            flops, moved_bytes = self._flops.at(batch, length), self._moved_bytes.at(batch, length)
+            costs = [replace(self._trace.costs[-1], flops=flops, moved_bytes=moved_bytes)]
+        return replace(self._trace, sizes=self._sizes.at(batch, length), costs=costs)
 
 
 def _first_two_steps(trace: Trace) -> tuple[Trace, np.ndarray]:
@@ -230,6 +266,7 @@ def _first_two_steps(trace: Trace) -> tuple[Trace, np.ndarray]:
         modules=trace.modules[:end],
         step_starts=trace.step_starts[:2],
         costs=trace.costs[1:2],
+        owner_numbers=trace.owner_numbers[:count],
     )
     return short, sizes
 
