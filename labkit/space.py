@@ -6,12 +6,18 @@ One list serves the search, the sliders and the timelines that come with the lab
 from collections.abc import Iterator
 from dataclasses import replace
 
+from labkit.predict.gpus import Gpu
 from labkit.recipe import Recipe
 
 PRECISIONS = (
     "float32", "float32 + autocast", "16-bit weights", "16-bit weights + autocast",
 )  # fmt: skip
 CHECKPOINTS = (0, 1, 2)  # checkpoint_every: a third of the layers and less saves ever less
+
+
+def half_format(gpu: Gpu) -> str:
+    """The 16-bit format to use on a card: bfloat16, where it has it."""
+    return "bfloat16" if "bfloat16" in gpu.native_dtypes else "float16"
 
 
 def with_precision(recipe: Recipe, name: str, half: str) -> Recipe:

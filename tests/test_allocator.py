@@ -14,6 +14,7 @@ import pytest
 from labkit.predict import allocator as rules
 from labkit.predict import segments
 from labkit.predict.allocator import Allocator, AllocatorError, AllocatorOutOfMemory, replay
+from labkit.predict.plain_replay import plain_replay
 from labkit.predict.segments import MIB
 
 SHARED = Path(__file__).resolve().parents[2] / "shared" / "groundtruth"
@@ -514,3 +515,33 @@ def test_a_wrong_constant_does_not_reproduce_the_traces(monkeypatch, module, con
 
     with pytest.raises(AssertionError):
         play_all()
+
+
+# The flat version
+
+
+def random_events(seed, count=4000):
+    """Blocks of all pools made and freed at random, some of 0 bytes, some sizes again and again."""
+    draw = random.Random(seed)
+    usual = [draw.randrange(1, 60 * MIB) for _ in range(6)]
+    sizes, events, alive = [], [], []
+    for _ in range(count):
+        if alive and draw.random() < 0.48:
+            events.append(~alive.pop(draw.randrange(len(alive))))
+            continue
+        small, large = draw.randrange(0, MIB), draw.randrange(MIB, 30 * MIB)
+        sizes.append(draw.choice([small, large, draw.choice(usual), 0]))
+        alive.append(len(sizes) - 1)
+        events.append(alive[-1])
+    return np.array(events), np.array(sizes)
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_the_flat_replay_is_the_replay_with_settings(seed):
+    events, sizes = random_events(seed)
+    expected, found = replay(events, sizes), plain_replay(events, sizes)
+    np.testing.assert_array_equal(found.block_bytes, expected.block_bytes)
+    names = ("peak_allocated_bytes", "peak_reserved_bytes", "peak_index")
+    for name in (*names, "reserved_at_peak_bytes", "out_of_memory_index"):
+        assert getattr(found, name) == getattr(expected, name), name
+    assert expected.peak_reserved_bytes > 100 * MIB

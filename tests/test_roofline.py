@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -324,3 +326,21 @@ def test_a_newer_card_is_modelled_faster():
     names = ("h200", "h100", "a100-80gb", "t4")
     seconds = [model_time(random_costs(), find_gpu(name)).seconds for name in names]
     assert seconds == sorted(seconds)
+
+
+def test_operations_that_run_several_times_count_so_often():
+    card, ops = find_gpu("t4"), random_costs()
+    thrice = replace(ops, times=np.full(len(ops.flops), 3))
+    once, more = model_time(ops, card), model_time(thrice, card)
+    assert more.seconds == pytest.approx(3 * once.seconds)
+    assert (more.flops, more.moved_bytes) == (3 * once.flops, 3 * once.moved_bytes)
+    assert more.compute_bound_share == pytest.approx(once.compute_bound_share)
+
+
+def test_a_step_of_small_tensors_waits_for_launches():
+    ops = [(0, 1, "float32", phase) for phase in ("forward", "backward", "optimizer")]
+    modelled = model_time(costs(*ops), find_gpu("h100"))
+    assert modelled.launches == 2  # the optimizer's lists are a kernel for many
+    assert modelled.least_seconds == modelled.launch_seconds == 2 * 5e-6
+    large = model_time(costs((10**12, 1, "float32", "forward")), find_gpu("h100"))
+    assert large.least_seconds == large.seconds > large.launch_seconds

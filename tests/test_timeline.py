@@ -13,8 +13,10 @@ from labkit.precision import choose_precision
 from labkit.predict import recipe_step
 from labkit.predict.gpus import find_gpu
 from labkit.predict.layers import Unlike
+from labkit.predict.peaks import cuda_memory, peak_bytes
 from labkit.predict.recipe_step import RecipeStep
 from labkit.predict.recipe_trace import step_trace
+from labkit.predict.roofline import model_time
 from labkit.predict.timeline import LENGTHS, ROUNDINGS, Pattern, Polynomials, points
 from labkit.recipe import Recipe
 from labkit.shapes import BatchShape
@@ -105,6 +107,41 @@ def test_a_further_point_costs_no_trace(monkeypatch):
     monkeypatch.setattr(recipe_step, "trace_step", None)  # would fail if it were called
     trace, _ = step_trace(one, BatchShape(100, 512, padded=True), more_to_come=True)
     assert trace.sizes.sum() > 0
+
+
+PARTS = {
+    "cpu, 3 parts of a row": (None, 3, 1, {"checkpoint_every": 1}),
+    "cpu, 8 parts": (None, 8, 2, {}),
+    "T4, 5 parts, scaled gradients": ("t4", 5, 2, {"autocast": "float16"}),
+    "A100, 16 parts of a row": ("a100-40gb", 16, 1, {"weights": "bfloat16"}),
+    "RTX 5090, every second layer": ("rtx-5090", 4, 3, {"checkpoint_every": 2}),
+    "MI300X, 7 parts": ("mi300x", 7, 4, {"optimizer": "adamw_fused"}),
+    "B200, autocast": ("b200", 4, 16, {"autocast": "bfloat16", "layers": 2}),
+}
+
+
+@pytest.mark.parametrize("name", PARTS)
+def test_two_parts_stand_for_more_and_one_card_for_others(name):
+    gpu, parts, rows, fields = PARTS[name]
+    card = gpu and find_gpu(gpu)
+    one, shape = (
+        step(card, micro_batches=parts, batch_size=parts * rows, **fields),
+        (parts * rows, 72),
+    )
+    fast, _ = step_trace(one, BatchShape(*shape, padded=True), more_to_come=True)
+    slow = one.trace([shape] * 2)
+    assert peak_bytes(fast, card) == peak_bytes(slow, card)
+    if card:
+        assert cuda_memory(fast).peak_reserved_bytes == cuda_memory(slow).peak_reserved_bytes
+        quick, true = model_time(fast.costs[-1], card), model_time(slow.costs[-1], card)
+        assert (quick.flops, quick.launches) == (true.flops, true.launches)
+        assert quick.seconds == pytest.approx(true.seconds, rel=1e-3)
+
+
+def test_uneven_parts_are_traced_as_they_are():
+    one = step(A100, micro_batches=3)
+    fast, _ = step_trace(one, BatchShape(10, 72, padded=True), more_to_come=True)
+    assert_same(fast, one.trace([(10, 72)] * 2))
 
 
 @pytest.mark.parametrize(

@@ -8,24 +8,37 @@ import numpy as np
 from labkit.predict.allocator import ROUND_BYTES, Replay, replay
 from labkit.predict.events import WORKSPACE, Trace
 from labkit.predict.gpus import Gpu
+from labkit.predict.plain_replay import plain_replay
 from labkit.report import OWNERS, PHASES, Fit, Memory, thin
 
 
-def cpu_memory(trace: Trace) -> Memory:
-    """The last step's bytes as PyTorch's CPU allocator hands them out: as asked for."""
-    return _memory(trace, trace.sizes, "every allocation of the step, traced without data")
+def cpu_memory(trace: Trace, *, brief: bool = False) -> Memory:
+    """The last step's bytes as PyTorch's CPU allocator hands them out: as asked for.
+
+    Args:
+        brief: Only the peak and its owners.
+    """
+    memory = _peak(trace, trace.sizes, "every allocation of the step, traced without data")
+    return memory if brief else _describe(memory, trace, trace.sizes)
 
 
-def cuda_memory(trace: Trace, *, expandable_segments: bool = False) -> Memory:
-    """The last step's bytes as the CUDA caching allocator counts them."""
+def cuda_memory(
+    trace: Trace, *, expandable_segments: bool = False, brief: bool = False
+) -> Memory:
+    """The last step's bytes as the CUDA caching allocator counts them.
+
+    Args:
+        expandable_segments: As in ``PYTORCH_CUDA_ALLOC_CONF``.
+        brief: Only the peaks and the owners of what is allocated.
+    """
     whole = _replay(trace, expandable_segments=expandable_segments)
-    memory = _memory(
+    memory = _peak(
         trace,
         whole.block_bytes,
         "the step, traced without data and replayed through the CUDA caching allocator",
     )
     memory.peak_reserved_bytes = whole.peak_reserved_bytes
-    return memory
+    return memory if brief else _describe(memory, trace, whole.block_bytes)
 
 
 def judge_fit(
@@ -56,6 +69,8 @@ def judge_fit(
 
 def _replay(trace: Trace, **settings) -> Replay:
     """What the allocator does in a trace."""
+    if not any(settings.values()) and not trace.emptied:
+        return plain_replay(trace.events, trace.sizes)
     return replay(trace.events, trace.sizes, emptied=trace.emptied, **settings)
 
 
@@ -108,53 +123,71 @@ def module_group(path: str) -> str:
     return re.sub(r"\.\d+(?=\.|$)", ".*", path)
 
 
-def _memory(trace: Trace, block_bytes: np.ndarray, method: str) -> Memory:
-    alive = alive_bytes(trace, block_bytes)
+def _peak_index(trace: Trace, alive: np.ndarray) -> int:
+    """The event of the last step after which most bytes are alive."""
     start = trace.step_starts[-1]
-    peak_index = start + int(np.argmax(alive[start:]))
+    return start + int(np.argmax(alive[start:]))
+
+
+def _peak(trace: Trace, block_bytes: np.ndarray, method: str) -> Memory:
+    """The peak and who holds it."""
+    alive = alive_bytes(trace, block_bytes)
+    peak_index = _peak_index(trace, alive)
+    held = _alive_at(trace, peak_index)
+    owners = trace.owner_numbers[held]
+    return Memory(
+        peak_allocated_bytes=int(alive[peak_index]),
+        by_phase={},
+        by_owner={
+            owner: int(block_bytes[held[owners == number]].sum())
+            for number, owner in enumerate(OWNERS)
+        },
+        method=method,
+    )
+
+
+def _describe(memory: Memory, trace: Trace, block_bytes: np.ndarray) -> Memory:
+    """Add what else is known: phases, modules, what stays, and the whole timeline."""
+    alive = alive_bytes(trace, block_bytes)
+    start, peak_index = trace.step_starts[-1], _peak_index(trace, alive)
     phases = trace.phases[start:]
-    by_phase = {
+    memory.by_phase = {
         phase: int(alive[start:][phases == number].max())
         for number, phase in enumerate(PHASES)
         if (phases == number).any()
     }
     if (phases == 0).any():  # the last step's gradients are gone by the end of it
-        by_phase[PHASES[0]] = int(alive[start:][phases == 0][-1])
-    owners, modules = Counter(dict.fromkeys(OWNERS, 0)), {}
-    for block in _alive_at(trace, peak_index):
-        size, known = int(block_bytes[block]), trace.blocks[block]
-        owners[known.owner] += size
+        memory.by_phase[PHASES[0]] = int(alive[start:][phases == 0][-1])
+    modules = {}
+    for block in _alive_at(trace, peak_index).tolist():
+        known = trace.blocks[block]
         group = modules.setdefault(known.owner, Counter())
-        group[WORKSPACE if known.op == WORKSPACE else module_group(known.module)] += size
+        place = WORKSPACE if known.op == WORKSPACE else module_group(known.module)
+        group[place] += int(block_bytes[block])
+    memory.by_module = {owner: dict(group.most_common()) for owner, group in modules.items()}
+    memory.state_bytes = _state(trace, block_bytes)
     names = [PHASES[number] for number in phases.tolist()]
     shown = thin(list(zip(alive[start:].tolist(), names, range(len(names)), strict=True)))
     places = [place for *_, place in shown]
+    memory.timeline = [(held, phase) for held, phase, _ in shown]
     curves = owner_curves(trace, block_bytes)
-    return Memory(
-        peak_allocated_bytes=int(alive[peak_index]),
-        by_phase=by_phase,
-        by_owner=dict(owners),
-        by_module={owner: dict(group.most_common()) for owner, group in modules.items()},
-        state_bytes=_state(trace, block_bytes),
-        timeline=[(held, phase) for held, phase, _ in shown],
-        owner_timeline={owner: curve[places].tolist() for owner, curve in curves.items()},
-        method=method,
-    )
+    memory.owner_timeline = {owner: curve[places].tolist() for owner, curve in curves.items()}
+    return memory
 
 
-def _alive_at(trace: Trace, index: int) -> list[int]:
+def _alive_at(trace: Trace, index: int) -> np.ndarray:
     """The blocks alive just after an event."""
     alive = np.zeros(len(trace.blocks), bool)
     events = trace.events[: index + 1]
     alive[events[events >= 0]] = True
     alive[~events[events < 0]] = False
-    return np.flatnonzero(alive).tolist()
+    return np.flatnonzero(alive)
 
 
 def _state(trace: Trace, block_bytes: np.ndarray) -> dict[str, int]:
     """Bytes that outlive the last step, by owner."""
     totals = Counter(dict.fromkeys(OWNERS, 0))
-    for block in _alive_at(trace, len(trace.events) - 1):
+    for block in _alive_at(trace, len(trace.events) - 1).tolist():
         owner = trace.blocks[block].owner
         if owner in ("weights", "gradients", "optimizer_state"):
             totals[owner] += int(block_bytes[block])

@@ -72,7 +72,7 @@ def predict(
         if pairs is None:
             raise PredictError("a prediction needs pairs, or the shape of a batch.")
         shape = worst_shape(recipe, pairs, tokenizer)
-    precision = _precision(recipe, gpu, emulate)
+    precision = precision_on(gpu, recipe, emulate=emulate)
     report = Report(
         recipe=recipe,
         oracle="predicted",
@@ -88,6 +88,11 @@ def predict(
     trace, report.trainable = step_trace(step, shape)
     if precision.reason:
         report.notes.append(precision.reason)
+    if recipe.micro_batches > 2 and shape.pairs % recipe.micro_batches == 0:
+        report.notes.append(
+            f"timeline: parts 3 to {recipe.micro_batches} do with memory what part 2 does, and "
+            "are left out"
+        )
     if recipe.compile != "none":
         report.notes.append(
             "compile: these are the bytes of the step without torch.compile, whose fused "
@@ -157,12 +162,17 @@ def predict_step(
 
 
 def complete(
-    report: Report, trace: Trace, gpu: Gpu | None, *, expandable_segments: bool
+    report: Report,
+    trace: Trace,
+    gpu: Gpu | None,
+    *,
+    expandable_segments: bool = False,
+    brief: bool = False,
 ) -> Report:
-    """Fill in what a trace says."""
+    """Fill in what a trace says; in brief, without what only figures of one step show."""
     if gpu is None:
         report.machine = machine_facts("cpu")
-        report.memory = cpu_memory(trace)
+        report.memory = cpu_memory(trace, brief=brief)
         return report
     report.machine = {
         "name": gpu.title,
@@ -170,7 +180,7 @@ def complete(
         "gpu": gpu.name,
         "versions": installed_versions(),
     }
-    report.memory = cuda_memory(trace, expandable_segments=expandable_segments)
+    report.memory = cuda_memory(trace, expandable_segments=expandable_segments, brief=brief)
     report.fit = judge_fit(trace, report.memory, gpu, expandable_segments=expandable_segments)
     report.modelled = asdict(model_time(trace.costs[-1], gpu))
     products = trace.costs[-1]
@@ -185,7 +195,8 @@ def complete(
     return report
 
 
-def _precision(recipe: Recipe, gpu: Gpu | None, emulate: bool) -> Precision:
+def precision_on(gpu: Gpu | None, recipe: Recipe, *, emulate: bool = False) -> Precision:
+    """The formats in which a card, or this machine's CPU, would run a recipe."""
     if gpu is None:
         return choose_precision(recipe, CPU, emulate=emulate)
     native = {getattr(torch, name) for name in gpu.native_dtypes}

@@ -78,11 +78,15 @@ def find_recorded(config: PretrainedConfig, gpu: str, key: dict) -> Recorded | N
 def save_recorded(file: Path, entries: Iterable[tuple[dict, Recorded]]) -> None:
     """Write patterns with their keys; the same ones give the same bytes."""
     file.parent.mkdir(parents=True, exist_ok=True)
-    with ZipFile(file, "w") as archive:
-        documents = {_member(key): to_plain(recorded) | {"key": key} for key, recorded in entries}
+    unfinished = file.with_suffix(".unfinished")
+    with ZipFile(unfinished, "w") as archive:
+        documents = {
+            _member(key): to_plain(recorded) | {"key": key} for key, recorded in entries
+        }
         for name, document in (documents | {VERSIONS: versions()}).items():
             text = json.dumps(document, separators=(",", ":"))
             archive.writestr(ZipInfo(name), text, ZIP_LZMA)
+    unfinished.replace(file)
 
 
 @cache

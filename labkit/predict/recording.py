@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from labkit.model_source import SIZES, find_model
 from labkit.precision import native_precision
-from labkit.predict.gpus import GPUS, Gpu
+from labkit.predict.gpus import Gpu
 from labkit.predict.recipe_step import RecipeStep
 from labkit.predict.recipe_timeline import (
     general,
@@ -22,7 +22,7 @@ from labkit.predict.recorded import (
     to_plain,
 )
 from labkit.recipe import Recipe
-from labkit.space import kinds
+from labkit.space import half_format, kinds
 
 MODELS = tuple(SIZES)
 CARDS = ("t4", "a100-40gb", "h100")  # those that ``stand_in`` gives for heads of usual width
@@ -31,16 +31,12 @@ PARTS = (1, 2)  # two stand for more
 
 def recorded_steps(model: str, gpu: Gpu) -> Iterator[RecipeStep]:
     """The general steps that a card's archive holds."""
-    has = {f"torch.{name}" for name in gpu.native_dtypes}
-    half = "bfloat16" if "bfloat16" in gpu.native_dtypes else "float16"
     source = find_model(model)
     for parts in PARTS:
-        for recipe in kinds(Recipe(model=model, optimizer="adamw_fused"), half):
-            precision = native_precision(
-                recipe, lambda dtype: str(dtype) in has, where=gpu.title, prefer_half=True
-            )
-            recipe = replace(recipe, micro_batches=parts)
-            yield general(RecipeStep(recipe, source, precision, gpu, padded=True, pad_token_id=0))
+        base = Recipe(model=model, optimizer="adamw_fused", micro_batches=parts)
+        for recipe in kinds(base, half_format(gpu)):
+            precision = precision_on(gpu, recipe)
+            yield general(RecipeStep(recipe, source, precision, gpu, True, pad_token_id=0))
 
 
 def record(step: RecipeStep) -> Recorded:

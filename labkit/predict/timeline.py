@@ -213,7 +213,10 @@ class Timeline:
         """
         costs = []
         if with_costs:
-            flops, moved_bytes = self._flops.at(batch, length), self._moved_bytes.at(batch, length)
+            flops, moved_bytes = (
+                self._flops.at(batch, length),
+                self._moved_bytes.at(batch, length),
+            )
             costs = [replace(self._trace.costs[-1], flops=flops, moved_bytes=moved_bytes)]
         return replace(self._trace, sizes=self._sizes.at(batch, length), costs=costs)
 
