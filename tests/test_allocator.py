@@ -521,7 +521,7 @@ def test_a_wrong_constant_does_not_reproduce_the_traces(monkeypatch, module, con
 
 
 def random_events(seed, count=4000):
-    """Blocks of all pools made and freed at random, some of 0 bytes, some sizes again and again."""
+    """Blocks of all pools made and freed at random, some of 0 bytes, some sizes often."""
     draw = random.Random(seed)
     usual = [draw.randrange(1, 60 * MIB) for _ in range(6)]
     sizes, events, alive = [], [], []

@@ -5,8 +5,8 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from labkit.model_source import SIZES, find_model
-from labkit.precision import native_precision
 from labkit.predict.gpus import Gpu
+from labkit.predict.prediction import precision_on
 from labkit.predict.recipe_step import RecipeStep
 from labkit.predict.recipe_timeline import (
     general,
