@@ -29,8 +29,11 @@ _HOME = {
     "plots": ("plot_peaks", "plot_phases", "plot_step_times", "plot_timeline"),
     "overview": ("plot_ladder",),
     "forecast_plots": ("plot_forecast", "plot_forecast_ladder"),
+    "explorer_plots": ("plot_explorer",),
     "cells": ("show_source",),
     "notebook": ("open_ladder", "open_run"),
+    "explorer": ("explore",),
+    "exploration": ("open_explorer",),
 }
 _MODULE_OF = {name: module for module, names in _HOME.items() for name in names}
 __all__ = list(_MODULE_OF)

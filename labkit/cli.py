@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from labkit.cli_data import app as data_app
+from labkit.cli_explore import app as explore_app
 from labkit.cli_options import (
     AsJson,
     Data,
@@ -30,6 +31,7 @@ app = typer.Typer(
     epilog=examples("labkit run --profile small", "labkit measure --batch-size 64"),
 )
 app.add_typer(predict_app)
+app.add_typer(explore_app)
 app.add_typer(validate_app)
 app.add_typer(data_app, name="data")
 

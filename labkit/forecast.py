@@ -44,7 +44,7 @@ def forecast(
         progress: Told what is being done.
     """
     found = Forecast()
-    for place, find in (("here", _this_machine), ("card", lambda: find_gpu(gpu))):
+    for place, find in (("here", this_machine), ("card", lambda: find_gpu(gpu))):
         try:
             card = find()
             progress(f"predicting for {card.title if card else 'this machine'}")
@@ -59,7 +59,7 @@ def forecast(
     return found
 
 
-def _this_machine() -> Gpu | None:
+def this_machine() -> Gpu | None:
     """The card that is measured, None for the CPU.
 
     Raises:

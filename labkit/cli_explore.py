@@ -1,0 +1,96 @@
+"""``labkit explore``: the explorer as a page of its own."""
+
+import os
+import socket
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Annotated
+
+import typer
+
+from labkit.cli_options import LabGroup, examples
+
+KERNEL = "labkit-explore"
+
+app = typer.Typer(cls=LabGroup, rich_markup_mode="rich")
+
+
+class PortError(ValueError):
+    """A port that cannot be listened at; the message says what to do."""
+
+
+@app.command(
+    epilog=examples(
+        "labkit explore",
+        "labkit explore --gpu t4 --model Qwen/Qwen3-Embedding-4B",
+        "labkit explore --model my-model/config.json --port 9000 --no-browser",
+    )
+)
+def explore(
+    model: Annotated[
+        str | None,
+        typer.Option(help="Geometry, local folder, config.json or hub id to start with."),
+    ] = None,
+    gpu: Annotated[
+        str, typer.Option(metavar="NAME", help="The card to start with, see predict.")
+    ] = "rtx-4090",
+    port: Annotated[
+        int, typer.Option(min=1, max=65535, help="Where the page is, on this machine only.")
+    ] = 8866,
+    no_browser: Annotated[
+        bool, typer.Option("--no-browser", help="Print the address, and open nothing.")
+    ] = False,
+) -> None:
+    """Move sliders in a browser and see what fits, without Jupyter; Ctrl-C ends it.
+
+    The page is the explorer of notebook 09, and can measure on this machine as that does.
+    """
+    from labkit.model_source import find_model
+    from labkit.predict.gpus import find_gpu
+
+    card = find_gpu(gpu).name
+    if model:
+        find_model(model)
+        model = str(Path(model).resolve()) if Path(model).exists() else model
+    _check_port(port)
+    with TemporaryDirectory(prefix="labkit-explore-") as folder:
+        notebook = _write_notebook(Path(folder), model, card)
+        _serve(notebook, port, no_browser)
+
+
+def _check_port(port: int) -> None:
+    """Refuse a port that another program has, before the server takes its time to start."""
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("localhost", port))
+        except OSError as error:
+            raise PortError(
+                f"Port {port} cannot be used ({error.strerror}). Choose another with --port."
+            ) from error
+
+
+def _write_notebook(folder: Path, model: str | None, gpu: str) -> Path:
+    """The notebook that the page is, and a kernel of this very interpreter to run it."""
+    import nbformat
+    from ipykernel.kernelspec import write_kernel_spec
+    from nbformat import v4
+
+    write_kernel_spec(folder / "kernels" / KERNEL, extra_arguments=["--log-level=CRITICAL"])
+    cell = v4.new_code_cell(f"import labkit\n\nlabkit.explore({model!r}, {gpu!r})")
+    kernel = {"name": KERNEL, "display_name": "Python 3", "language": "python"}
+    notebook = folder / "labkit explore.ipynb"
+    nbformat.write(v4.new_notebook(cells=[cell], metadata={"kernelspec": kernel}), notebook)
+    return notebook
+
+
+def _serve(notebook: Path, port: int, no_browser: bool) -> None:
+    """Serve the notebook as a page until Ctrl-C."""
+    from voila.app import Voila
+
+    os.environ["JUPYTER_PATH"] = os.pathsep.join(
+        [str(notebook.parent), *os.environ.get("JUPYTER_PATH", "").split(os.pathsep)]
+    )
+    typer.echo(f"The explorer is at http://localhost:{port}/ until Ctrl-C.")
+    options = [f"--port={port}", "--Voila.port_retries=0", "--Voila.log_level=ERROR"]
+    Voila.launch_instance([str(notebook), *options, *["--no-browser"] * no_browser])
