@@ -21,6 +21,7 @@ predict.recipe_trace predict.prediction predict.local_card
 predict.published_gpt2 predict.published_liger predict.published_steps predict.published
 waterfall captions forecast_words canvas plots predicted_plots forecast_plots overview
 records table summary reference validation validation_words validator
+export
 findings forecast_findings exercises
 run_folder forecast cells notebook page predicted_page execution progress resume runner
 cli_options cli_output cli_data cli_predict cli_validate cli __main__
