@@ -26,7 +26,7 @@ from labkit.recipe import EMBEDDING_MODELS, Recipe
 from labkit.step import MAX_GRADIENT_NORM, build_step
 
 ROOT = Path(__file__).parent.parent
-STEPS = 3
+STEPS = 3  # one epoch of the twelve pairs: in the first one all shuffle alike
 PIN = re.compile(r"[\w-]+==[\w.]+")
 
 for package in ("accelerate", "sentence_transformers", "datasets"):
@@ -39,7 +39,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:Futu
 @pytest.fixture(scope="module")
 def few(pairs):
     return replace(
-        pairs, first=pairs.first[:8], second=pairs.second[:8], labels=pairs.labels[:8]
+        pairs, first=pairs.first[:12], second=pairs.second[:12], labels=pairs.labels[:12]
     )
 
 
@@ -61,9 +61,8 @@ def published(tmp_path_factory, tokenizer):
 
 @pytest.fixture(scope="module")
 def recipe(published):
-    """One batch holds all pairs, so that their order does not matter."""
     return Recipe(
-        **TINY | {"model": str(published)},
+        **TINY | {"model": str(published), "batch_size": 4},
         micro_batches=2,
         checkpoint_every=2,
         padding="max",
@@ -126,9 +125,9 @@ def export(tmp_path, few, monkeypatch):
 
 
 def test_all_scripts_compute_the_same_losses(output):
+    """Those after the first depend on order, accumulation, clipping and updates as well."""
     labkit = [float(loss) for loss in re.findall(r"loss ([\d.]+)", output["labkit"])]
     assert len(labkit) == STEPS
-    assert labkit[0] - labkit[-1] > 0.05  # the last one depends on clipping and updates, too
     for library in LIBRARIES[1:]:
         losses = [float(loss) for loss in re.findall(r"'loss': '([\d.]+)'", output[library])]
         assert losses == pytest.approx(labkit, abs=1e-4), library
@@ -322,10 +321,10 @@ def test_a_published_model_is_named_by_its_id(tmp_path, few, monkeypatch):
 
 
 def test_a_small_last_part_is_mentioned(tmp_path, few):
-    for batch_size, expected in ((4, False), (6, True)):
+    for batch_size, expected in ((4, False), (10, True)):
         folder = tmp_path / str(batch_size)
         recipe = Recipe(**TINY | {"batch_size": batch_size}, micro_batches=2)
-        export_recipe(recipe, few, folder)  # eight pairs in parts of two or three
+        export_recipe(recipe, few, folder)  # twelve pairs in parts of two or five
         text = (folder / "train_sentence_transformers.py").read_text()
         assert ("last part of an epoch has fewer pairs" in text) == expected
 
