@@ -15,8 +15,8 @@ lab: .venv/lab-installed ## set up, then run the course and show what each step 
 test: .venv/dev-installed ## set up, then run the unit tests and all notebooks in the tiny profile
 	@echo "== unit tests"
 	$(BIN)/python -m pytest
-	@echo "== notebooks, tiny profile: minutes"
-	$(BIN)/python -m pytest -s -m "(notebook or compiles) and not gpu"
+	@echo "== notebooks, tiny profile, and the explorer in a browser, where there is one: minutes"
+	$(BIN)/python -m pytest -s -rs -m "(notebook or compiles or browser) and not gpu"
 
 lint: .venv/dev-installed ## check style, and that no notebook holds outputs
 	$(BIN)/ruff check .

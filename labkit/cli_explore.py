@@ -1,5 +1,6 @@
 """``labkit explore``: the explorer as a page of its own."""
 
+import logging
 import os
 import socket
 from pathlib import Path
@@ -91,6 +92,11 @@ def _serve(notebook: Path, port: int, no_browser: bool) -> None:
     os.environ["JUPYTER_PATH"] = os.pathsep.join(
         [str(notebook.parent), *os.environ.get("JUPYTER_PATH", "").split(os.pathsep)]
     )
+    # A page that is closed asks for the end of its kernel without the token that the server
+    # wants. So kernels that nobody is connected to are ended here, and the refusals not told.
+    logging.getLogger("tornado").setLevel(logging.ERROR)
+    options = ["--MappingKernelManager.cull_idle_timeout=30"]
+    options += ["--MappingKernelManager.cull_interval=10", "--Voila.log_level=ERROR"]
+    options += [f"--port={port}", "--Voila.port_retries=0", *["--no-browser"] * no_browser]
     typer.echo(f"The explorer is at http://localhost:{port}/ until Ctrl-C.")
-    options = [f"--port={port}", "--Voila.port_retries=0", "--Voila.log_level=ERROR"]
-    Voila.launch_instance([str(notebook), *options, *["--no-browser"] * no_browser])
+    Voila.launch_instance([str(notebook), *options])

@@ -12,9 +12,8 @@ from labkit.explorer_plots import plot_explorer
 from labkit.explorer_setting import LARGEST_BATCH, Setting
 from labkit.explorer_words import findings, markdown_table, setting_words, verdict
 from labkit.notebook import BY_HAND
+from labkit.page import PLAN_NOTEBOOK
 from labkit.predict.gpus import find_gpu
-
-SLUG = "09_plan_your_gpu"
 
 
 class Exploration:
@@ -62,7 +61,7 @@ class Exploration:
     def show(self) -> None:
         """Figure and table of where the controls stand now; the page keeps the figure."""
         found = answer(self.setting)
-        show_figure(plot_explorer, found, self.folder, SLUG)
+        show_figure(plot_explorer, found, self.folder, PLAN_NOTEBOOK)
         display(Markdown(markdown_table(found)))
 
     def say(self) -> None:

@@ -5,14 +5,16 @@
     root.dataset.attended = "";
     const live = document.createElement("div");
     live.setAttribute("role", "status");
-    live.style.cssText = "position: absolute; width: 1px; height: 1px; overflow: hidden; clip-path: inset(50%)";
+    live.style.cssText = "position: absolute; width: 1px; height: 1px; clip-path: inset(50%)";
     root.append(live);
     let resting;
     const look = () => {
       for (const slider of root.querySelectorAll(".widget-slider")) {
         const handle = slider.querySelector(".noUi-handle");
-        handle?.setAttribute("aria-label", slider.querySelector(".widget-label").textContent);
-        handle?.setAttribute("aria-valuetext", slider.querySelector(".widget-readout").textContent);
+        const say = (attribute, from) =>
+          handle?.setAttribute(attribute, slider.querySelector(from).textContent);
+        say("aria-label", ".widget-label");
+        say("aria-valuetext", ".widget-readout");
       }
       clearTimeout(resting);
       resting = setTimeout(() => {
@@ -24,7 +26,7 @@
     look();
   };
   const find = () => {
-    for (const root of document.querySelectorAll(".labkit-explorer:not([data-attended])")) attend(root);
+    document.querySelectorAll(".labkit-explorer:not([data-attended])").forEach(attend);
   };
   new MutationObserver(find).observe(document.body, { childList: true, subtree: true });
   find();

@@ -130,6 +130,10 @@ class Explorer(widgets.VBox):
     def _say(self, text: str) -> None:
         self._status.value = escape(text)
 
+    def _repr_mimebundle_(self, **options) -> dict:
+        """The controls, and for an export, which has no kernel, the picture as it is now."""
+        return super()._repr_mimebundle_(**options) | {"text/html": self._picture.value}
+
     def show(self) -> None:
         """Display the explorer, and what makes it speak to screen readers."""
         script = Path(__file__).with_suffix(".js").read_text(encoding="utf-8")

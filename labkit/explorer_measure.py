@@ -2,9 +2,9 @@
 
 import atexit
 import json
-import subprocess
 import sys
 from collections.abc import Callable
+from subprocess import PIPE, Popen
 from tempfile import TemporaryFile
 
 from labkit.explorer_answer import predicted
@@ -51,14 +51,12 @@ def _measure_apart(recipe: Recipe, device: str, progress: Callable[[str], None])
     command += ["--device", device, "--timed-steps", "3", "--json"]
     with (
         TemporaryFile("w+", encoding="utf-8") as answer,
-        subprocess.Popen(
-            command, stdout=answer, stderr=subprocess.PIPE, encoding="utf-8"
-        ) as process,
+        Popen(command, stdout=answer, stderr=PIPE, encoding="utf-8") as process,
     ):
         atexit.register(process.kill)
         last = ""
         for line in process.stderr:
-            last = line.strip()
+            last = line.strip().removeprefix("this step: ")
             progress(last)
         status = process.wait()
         atexit.unregister(process.kill)

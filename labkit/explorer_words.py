@@ -78,7 +78,7 @@ def segments(report: Report) -> list[tuple[str, int]]:
 
 def measured_words(predicted: Report, measured: Report) -> str:
     """A measurement beside its prediction, in one sentence."""
-    found, expected = measured.memory, predicted.memory
+    found, expected, tokens = measured.memory, predicted.memory, measured.batch["tokens"]
     difference = expected.peak_allocated_bytes - found.peak_allocated_bytes
     more = f"{abs(difference):,} bytes {'more' if difference > 0 else 'less'} than that"
     return (
@@ -86,6 +86,12 @@ def measured_words(predicted: Report, measured: Report) -> str:
         f"{format_bytes(found.peak_allocated_bytes)}; predicted for it was "
         f"{more if difference else 'exactly that'}. A step took "
         f"{format_seconds(measured.median_step_seconds)}."
+        + (
+            ""
+            if measured.batch["padded"]
+            else f" No pair was shorter than {tokens} tokens, so "
+            "nothing was padded; the prediction takes it that some are."
+        )
     )
 
 

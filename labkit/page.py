@@ -10,6 +10,7 @@ from labkit.summary import facts_text
 from labkit.table import effect_words, headings, row_words, table_rows
 
 LADDER_NOTEBOOK = "90_ladder"  # reads the records of the others
+PLAN_NOTEBOOK = "09_plan_your_gpu"  # predicts, and leaves no record
 
 
 def write_page(folder: Path) -> Path:
@@ -63,6 +64,8 @@ def page_contents(folder: Path) -> dict:
         ],
         "ladder_figures": _figures(folder, LADDER_NOTEBOOK),
         "ladder_notebook": _notebook(folder, LADDER_NOTEBOOK),
+        "plan_figures": _figures(folder, PLAN_NOTEBOOK),
+        "plan_notebook": _notebook(folder, PLAN_NOTEBOOK),
         "reference": next(iter(reference.values())).machine["name"] if reference else None,
         "comparison": compare_with_reference(records, reference) if reference else [],
     }

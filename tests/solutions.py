@@ -1,6 +1,10 @@
 """Right answers to the notebooks' exercises, each worked out another way than the lab does."""
 
+from dataclasses import replace
 from math import prod
+
+from labkit.predict.prediction import predict
+from labkit.shapes import BatchShape
 
 
 def optimizer_state(run, result):
@@ -39,3 +43,19 @@ SOLUTIONS = {
 def ladder_product(course):
     ratios = [c.speed_ratio for c in course.comparisons.values() if c.before is not None]
     return prod(ratio for ratio in ratios if ratio is not None)
+
+
+def largest_batch_traced(setting):
+    """By a trace of each batch that is asked, from the largest power of two that fits."""
+
+    def fits(pairs):
+        recipe = replace(setting.recipe, batch_size=pairs)
+        shape = BatchShape(pairs, setting.max_length, padded=True)
+        return predict(recipe, setting.gpu, shape=shape).fit.fits
+
+    step = pairs = 1
+    while fits(pairs + step):
+        pairs, step = pairs + step, 2 * step
+    while step := step // 2:
+        pairs += step * fits(pairs + step)
+    return pairs

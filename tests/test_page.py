@@ -37,6 +37,8 @@ def folder(tmp_path, monkeypatch):
     (tmp_path / "figures").mkdir()
     (tmp_path / "figures" / "03_amp-peaks.png").write_bytes(b"image")
     (tmp_path / "figures" / "90_ladder-ladder.png").write_bytes(b"image")
+    (tmp_path / "figures" / "09_plan_your_gpu-explorer.png").write_bytes(b"image")
+    (tmp_path / "09_plan_your_gpu.html").write_text("notebook", encoding="utf-8")
     (tmp_path / "03_amp.html").write_text("notebook", encoding="utf-8")
     return tmp_path
 
@@ -49,7 +51,8 @@ def test_everything_that_the_page_refers_to_is_beside_it(folder):
     links = Links(read(folder))
     assert "figures/03_amp-peaks.png" in links.targets
     assert "figures/90_ladder-ladder.png" in links.targets
-    assert "03_amp.html" in links.targets
+    assert "figures/09_plan_your_gpu-explorer.png" in links.targets
+    assert {"03_amp.html", "09_plan_your_gpu.html"} <= set(links.targets)
     for target in links.targets:
         assert target[1:] in links.ids if target[0] == "#" else (folder / target).exists()
     assert not {"script", "link", "iframe"} & links.tags
@@ -79,7 +82,11 @@ def test_figures_have_their_alternative_text(folder):
     (folder / "figures" / "alt.json").write_text(
         json.dumps({"03_amp-peaks.png": 'Bars "3" <4>'}), encoding="utf-8"
     )
-    assert sorted(Links(read(folder)).alts) == ['Bars "3" <4>', "Figure of 90_ladder"]
+    assert sorted(Links(read(folder)).alts) == [
+        'Bars "3" <4>',
+        "Figure of 09_plan_your_gpu",
+        "Figure of 90_ladder",
+    ]
 
 
 def test_a_tiny_run_is_no_result(folder):
