@@ -19,6 +19,7 @@ from labkit.cli_options import (
     recipe_options,
 )
 from labkit.cli_output import print_json, show_report, show_run
+from labkit.cli_plan import app as plan_app
 from labkit.cli_predict import app as predict_app
 from labkit.cli_validate import app as validate_app
 from labkit.recipe import Recipe, profile_named
@@ -31,6 +32,7 @@ app = typer.Typer(
     epilog=examples("labkit run --profile small", "labkit measure --batch-size 64"),
 )
 app.add_typer(predict_app)
+app.add_typer(plan_app)
 app.add_typer(explore_app)
 app.add_typer(validate_app)
 app.add_typer(data_app, name="data")

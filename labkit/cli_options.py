@@ -66,20 +66,21 @@ def recipe_options(command: Callable) -> Callable:
     """Give a command an option for each field of Recipe, and pass it the recipe they make.
 
     The command takes ``recipe`` and ``profile``; options that are not given keep the values of
-    the profile's recipe.
+    the profile's recipe. One that takes ``given`` is told which were.
     """
+    signature = inspect.signature(command)
+    wants_given = "given" in signature.parameters
 
     @wraps(command)
     def with_recipe(**values):
         changes = {f.name: _value(f, values.pop(f.name)) for f in fields(Recipe)}
         given = {name: value for name, value in changes.items() if value is not None}
         recipe = replace(profile_named(values["profile"]).recipe, **given)
+        if wants_given:
+            values["given"] = frozenset(given)
         return command(recipe=recipe, **values)
 
-    signature = inspect.signature(command)
-    own = [
-        parameter for parameter in signature.parameters.values() if parameter.name != "recipe"
-    ]
+    own = [p for p in signature.parameters.values() if p.name not in ("recipe", "given")]
     with_recipe.__signature__ = signature.replace(
         parameters=[*own, *(_option(f) for f in fields(Recipe))]
     )

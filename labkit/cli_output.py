@@ -10,7 +10,9 @@ import typer
 from labkit.report import Report, format_bytes
 
 BAR_LENGTH = 20  # of the whole peak
-TEXTS = ("Step", "What differs", "Figure", "Statistic", "Card")  # columns set to the left
+TEXTS = (  # columns set to the left
+    "Step", "What differs", "Figure", "Statistic", "Card", "Weights", "Autocast", "Recomputed",
+)  # fmt: skip
 FORMATS = {"float32": "fp32", "tf32": "TF32", "float16": "fp16", "bfloat16": "bf16"}
 
 
@@ -152,23 +154,28 @@ def show_validation(validation) -> None:
 
 def show_published(rows: Iterable) -> None:
     """Published figures and their predictions, one a row."""
+    from labkit.validation_words import published_words
+
+    rows = list(rows)
+    show_table(map(published_words, rows))
+    for row in rows:
+        if row.note:
+            _console().print(f"{row.published.id}: {row.note}", markup=False)
+
+
+def show_table(rows: Iterable[dict[str, str]]) -> None:
+    """Rows by heading; a row may lack the last ones."""
     from rich.box import SIMPLE_HEAD
     from rich.markup import escape
     from rich.table import Table
 
-    from labkit.validation_words import published_words
-
-    out = _console()
-    table = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
     rows = list(rows)
-    for name in published_words(rows[0]):
+    table = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    for name in max(rows, key=len):
         table.add_column(name, overflow="fold", justify="left" if name in TEXTS else "right")
     for row in rows:
-        table.add_row(*map(escape, published_words(row).values()))
-    out.print(table)
-    for row in rows:
-        if row.note:
-            out.print(f"{row.published.id}: {row.note}", markup=False)
+        table.add_row(*map(escape, row.values()))
+    _console().print(table)
 
 
 def _console():

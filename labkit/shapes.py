@@ -1,6 +1,8 @@
 """The shape of a batch, and which batch of a data set is the largest: it decides the peak."""
 
+import random
 from dataclasses import asdict, dataclass
+from statistics import fmean
 
 from labkit.data import Pairs
 from labkit.recipe import Recipe
@@ -8,6 +10,7 @@ from labkit.tokenizer import encode
 from labkit.tokens import Batch
 
 CHUNK = 2000  # pairs tokenised at a time
+SAMPLED_PAIRS, SAMPLED_BATCHES = 4000, 200
 
 
 @dataclass(frozen=True)
@@ -55,3 +58,16 @@ def worst_shape(recipe: Recipe, pairs: Pairs, tokenizer) -> BatchShape:
     cut = " (cut there)" if longest == recipe.max_length else ""
     why = f"the longest of {len(pairs):,} pairs of {pairs.name} has {longest} tokens{cut}"
     return BatchShape(count, longest, shortest < longest, why)
+
+
+def mean_longest(recipe: Recipe, pairs: Pairs, tokenizer) -> float:
+    """The length of a batch's longest pair, on average over batches drawn at random.
+
+    From a sample of the pairs, the same one each time.
+    """
+    draw = random.Random(0)
+    chosen = draw.sample(range(len(pairs)), min(len(pairs), SAMPLED_PAIRS))
+    first, second = ([texts[i] for i in chosen] for texts in (pairs.first, pairs.second))
+    lengths = [len(row) for row in encode(tokenizer, first, second, recipe.max_length)]
+    count = min(recipe.batch_size, len(lengths))
+    return fmean(max(draw.sample(lengths, count)) for _ in range(SAMPLED_BATCHES))

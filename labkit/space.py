@@ -3,8 +3,9 @@
 One list serves the search, the sliders and the timelines that come with the lab.
 """
 
-from collections.abc import Iterator
+from collections.abc import Collection
 from dataclasses import replace
+from itertools import product
 
 from labkit.predict.gpus import Gpu
 from labkit.recipe import Recipe
@@ -12,7 +13,7 @@ from labkit.recipe import Recipe
 PRECISIONS = (
     "float32", "float32 + autocast", "16-bit weights", "16-bit weights + autocast",
 )  # fmt: skip
-CHECKPOINTS = (0, 1, 2)  # checkpoint_every: a third of the layers and less saves ever less
+CHECKPOINTS = (0, 1, 2)  # of checkpoint_every: fewer layers than every second save ever less
 
 
 def half_format(gpu: Gpu) -> str:
@@ -29,11 +30,23 @@ def with_precision(recipe: Recipe, name: str, half: str) -> Recipe:
     )
 
 
-def kinds(recipe: Recipe, half: str) -> Iterator[Recipe]:
-    """Every precision with every checkpointing; batch, parts and the rest stay as they are."""
-    for name in PRECISIONS:
-        for every in CHECKPOINTS:
-            yield replace(with_precision(recipe, name, half), checkpoint_every=every)
+def kinds(recipe: Recipe, half: str, fixed: Collection[str] = ()) -> list[Recipe]:
+    """Every precision with every checkpointing; batch, parts and the rest stay as they are.
+
+    Args:
+        fixed: Fields that stay as they are, too.
+    """
+    choices = {
+        "weights": ("float32", half),
+        "autocast": ("none", half),
+        "checkpoint_every": CHECKPOINTS,
+    }
+    for field in choices.keys() & set(fixed):
+        choices[field] = (getattr(recipe, field),)
+    return [
+        replace(recipe, **dict(zip(choices, values, strict=True)))
+        for values in product(*choices.values())
+    ]
 
 
 def even_parts(batch_size: int) -> list[int]:

@@ -9,22 +9,26 @@ PACKAGE = Path(labkit.__file__).parent
 
 # A module imports only modules that stand before it; each line is one layer of the design.
 LAYERS = """
-recipe space report
+recipe report
 machine hub
 precision model_source model trainable compiling
 rows data synthetic tokenizer token_cache tokens shapes
 step memory trial measure
-predict.gpus predict.roofline predict.counting predict.attention predict.cuda
+predict.gpus space predict.roofline predict.counting predict.attention predict.cuda
 predict.events predict.log predict.whereabouts predict.tracer predict.fake predict.trace
-predict.segments predict.allocator predict.peaks predict.layers predict.timeline
-predict.recipe_trace predict.prediction predict.local_card
+predict.segments predict.allocator predict.plain_replay predict.peaks
+predict.layers predict.timeline predict.recorded
+predict.recipe_step predict.recipe_timeline predict.recipe_trace
+predict.prediction predict.recording predict.outlook predict.local_card
 predict.published_gpt2 predict.published_liger predict.published_steps predict.published
 waterfall captions forecast_words canvas plots predicted_plots forecast_plots overview
+explorer_setting explorer_answer explorer_words explorer_picture explorer_plots
 records table summary reference validation validation_words validator
 export
-findings forecast_findings exercises
-run_folder forecast cells notebook page predicted_page execution progress resume runner
-cli_options cli_output cli_data cli_predict cli_validate cli __main__
+plan plan_words findings forecast_findings exercises
+run_folder forecast cells notebook explorer_measure explorer
+page exploration predicted_page execution progress resume runner
+cli_options cli_output cli_data cli_plan cli_predict cli_explore cli_validate cli __main__
 """
 ORDER = LAYERS.split()
 

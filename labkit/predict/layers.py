@@ -6,9 +6,11 @@ forward or an optimizer goes through its parameters, in reverse where they run b
 """
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cache
 from itertools import groupby
+from operator import eq
 
 import numpy as np
 
@@ -61,6 +63,34 @@ class Stack:
         return f"{head}{int(index) + by_units * self.period}{dot}{rest}"
 
 
+class Repeated(Sequence):
+    """What a short trace knows, for each place of a long one; made when somebody asks.
+
+    Few ask, and a long trace has tens of thousands of places.
+
+    Args:
+        sources: The place in the short trace of each.
+        shifts: How many units further on each is.
+        make: Makes one of these from the other two.
+    """
+
+    def __init__(self, sources: list[int], shifts: list[int], make: Callable) -> None:
+        self._sources = np.array(sources, np.int32)
+        self._shifts = np.array(shifts, np.int32)
+        self._make = cache(make)
+
+    def __len__(self) -> int:
+        return len(self._sources)
+
+    def __getitem__(self, index: int):
+        return self._make(int(self._sources[index]), int(self._shifts[index]))
+
+    def __eq__(self, other) -> bool:
+        return len(self) == len(other) and all(map(eq, self, other))
+
+    __hash__ = None
+
+
 @dataclass(frozen=True)
 class Stretched:
     """A trace of the whole depth, and where each part of it comes from.
@@ -88,11 +118,11 @@ def stretch(trace: Trace, stack: Stack, depth: int) -> Stretched:
     units = {path: stack.unit_of(path) for path in {*trace.modules, *trace.cost_modules}}
     labels = _labels(trace, [units[path] for path in trace.modules])
     places = _Places(trace, stack, labels)
-    blocks: list[Block] = []
     sources: list[int] = []
+    source_shifts: list[int] = []
     events: list[int] = []
     positions: list[int] = []
-    modules: list[str] = []
+    shifts: list[int] = []
     numbers: dict[tuple[int, int | None], int] = {}  # (source block, unit) → block
     order = list(_unrolled(labels, trace, target.units))
     last = dict(order)  # the unit that a position is repeated for last
@@ -102,27 +132,34 @@ def stretch(trace: Trace, stack: Stack, depth: int) -> Stretched:
             continue  # what all layers share goes with the last that needs it
         shift = unit - label if unit is not None else 0
         if event >= 0:
-            numbers[event, unit] = len(blocks)
-            known = trace.blocks[event]
-            blocks.append(Block(known.op, stack.moved(known.module, shift), known.owner))
+            numbers[event, unit] = len(sources)
+            events.append(len(sources))
             sources.append(event)
-            events.append(len(blocks) - 1)
+            source_shifts.append(shift)
         else:
             source, home_unit = places.find(~event, label, unit, target.units)
             if (source, home_unit) not in numbers:
                 raise Unlike(f"block {~event} of {trace.blocks[~event].module}")
             events.append(~numbers[source, home_unit])
         positions.append(position)
-        modules.append(stack.moved(trace.modules[position], shift))
+        shifts.append(shift)
     cost_labels = [units[path] for path in trace.cost_modules]
     cost_sources = [place for place, _ in _unrolled(cost_labels, None, target.units)]
     starts = np.searchsorted(positions, trace.step_starts)
+
+    def block(source: int, shift: int) -> Block:
+        known = trace.blocks[source]
+        return Block(known.op, stack.moved(known.module, shift), known.owner)
+
+    def module(position: int, shift: int) -> str:
+        return stack.moved(trace.modules[position], shift)
+
     long = Trace(
-        blocks=blocks,
+        blocks=Repeated(sources, source_shifts, block),
         sizes=trace.sizes[sources],
         events=np.array(events, np.int64),
         phases=trace.phases[positions],
-        modules=modules,
+        modules=Repeated(positions, shifts, module),
         step_starts=starts.tolist(),
         costs=[trace.costs[-1].take(cost_sources)],
         cost_modules=[],

@@ -10,6 +10,7 @@ from labkit.predict.peaks import peak_bytes
 from labkit.predict.prediction import complete, precision_on
 from labkit.predict.recipe_step import RecipeStep
 from labkit.predict.recipe_trace import step_trace
+from labkit.predict.roofline import model_time
 from labkit.recipe import Recipe
 from labkit.report import Report
 from labkit.shapes import BatchShape
@@ -59,6 +60,11 @@ class Outlook:
             notes=[self.precision.reason] if self.precision.reason else [],
         )
         return complete(report, trace, self.gpu, brief=True)
+
+    def least_seconds(self, pairs: int, tokens: int) -> float:
+        """The modelled seconds of a step: what the card needs, or the host to launch it all."""
+        trace, _ = self._trace(pairs, tokens, with_costs=True)
+        return model_time(trace.costs[-1], self.gpu).least_seconds
 
     def peaks(self, points: Sequence[tuple[int, int]]) -> list[int]:
         """The allocated peak at each of some (pairs, tokens)."""

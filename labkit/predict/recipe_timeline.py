@@ -7,7 +7,7 @@ import numpy as np
 import torch
 
 from labkit.predict.attention import stand_in
-from labkit.predict.events import WORKSPACE, Trace
+from labkit.predict.events import Trace
 from labkit.predict.layers import Unlike
 from labkit.predict.recipe_step import RecipeStep
 from labkit.predict.recorded import Recorded, find_recorded
@@ -19,14 +19,13 @@ from labkit.trainable import trainable_parameters
 class Fitted:
     """A step's timeline, the pattern that it is made of, and what both leave open.
 
-    ``workspaces`` are the blocks that every card has in a size of its own; ``one_row`` says
-    whether the timeline holds for parts of one row, None where nobody has tried.
+    ``one_row`` says whether the timeline holds for parts of one row, None where nobody has
+    tried.
     """
 
     pattern: Pattern
     timeline: Timeline
     trained: dict[str, int]
-    workspaces: list[int]
     one_row: bool | None
 
 
@@ -84,9 +83,7 @@ def fit_step(step: RecipeStep, left_over: int, *, aligned: bool) -> Fitted | Non
         timeline = recorded.pattern.timeline(config.num_hidden_layers)
     except Unlike:
         return None
-    blocks = timeline.at(2, 8).blocks
-    workspaces = [number for number, block in enumerate(blocks) if block.op == WORKSPACE]
-    return Fitted(recorded.pattern, timeline, recorded.trained, workspaces, recorded.one_row)
+    return Fitted(recorded.pattern, timeline, recorded.trained, recorded.one_row)
 
 
 def record_step(step: RecipeStep, left_over: int, *, aligned: bool) -> Recorded:

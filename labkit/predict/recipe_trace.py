@@ -76,7 +76,7 @@ def _step_trace(
         if fitted and (not one_row or fits_one_row(open_step, left_over, aligned=aligned)):
             trace = fitted.timeline.at(shape.pairs, shape.tokens, with_costs=with_costs)
             if step.gpu:
-                trace.sizes[fitted.workspaces] = step.gpu.cublas_workspace_bytes
+                trace.sizes[fitted.timeline.workspaces] = step.gpu.cublas_workspace_bytes
             return trace, fitted.trained
     trained = {}
     trace = step.trace(

@@ -13,7 +13,7 @@ from itertools import combinations, pairwise
 
 import numpy as np
 
-from labkit.predict.events import Trace
+from labkit.predict.events import WORKSPACE, Trace
 from labkit.predict.layers import UNITS, Growth, Stack, Unlike, growth, stretch
 
 ROUNDINGS = (1, 8, 32, 64, 128)
@@ -177,8 +177,10 @@ class Pattern:
         Raises:
             Unlike: A block cannot be told for layers that were not traced.
         """
+        blocks = self.trace.blocks
+        fixed = [number for number, block in enumerate(blocks) if block.op == WORKSPACE]
         if self.growth is None:
-            return Timeline(self.trace, self.sizes, self.flops, self.moved_bytes)
+            return Timeline(self.trace, self.sizes, self.flops, self.moved_bytes, fixed)
         further = (depth - self.stack.depth) // self.stack.period
         long, grown = stretch(self.trace, self.stack, depth), self.growth
         return Timeline(
@@ -186,24 +188,26 @@ class Pattern:
             self.sizes.plus(further * grown.sizes).take(long.block_sources),
             self.flops.plus(further * grown.flops).take(long.cost_sources),
             self.moved_bytes.plus(further * grown.moved_bytes).take(long.cost_sources),
+            np.flatnonzero(np.isin(long.block_sources, fixed)).tolist(),
         )
 
 
+@dataclass(frozen=True)
 class Timeline:
     """A step whose batch and length are open.
 
-    Args:
+    Attributes:
         trace: The step at some point.
         sizes: Of its blocks.
         flops: Of the operations of its last step; ``moved_bytes`` the same.
-        moved_bytes: See there.
+        workspaces: The blocks that the matrix library keeps, of another size on every card.
     """
 
-    def __init__(
-        self, trace: Trace, sizes: Polynomials, flops: Polynomials, moved_bytes: Polynomials
-    ) -> None:
-        self._trace = trace
-        self._sizes, self._flops, self._moved_bytes = sizes, flops, moved_bytes
+    trace: Trace
+    sizes: Polynomials
+    flops: Polynomials
+    moved_bytes: Polynomials
+    workspaces: list[int]
 
     def at(self, batch: int, length: int, *, with_costs: bool = True) -> Trace:
         """The trace of two steps on ``batch`` rows of ``length`` tokens.
@@ -214,11 +218,11 @@ class Timeline:
         costs = []
         if with_costs:
             flops, moved_bytes = (
-                self._flops.at(batch, length),
-                self._moved_bytes.at(batch, length),
+                self.flops.at(batch, length),
+                self.moved_bytes.at(batch, length),
             )
-            costs = [replace(self._trace.costs[-1], flops=flops, moved_bytes=moved_bytes)]
-        return replace(self._trace, sizes=self._sizes.at(batch, length), costs=costs)
+            costs = [replace(self.trace.costs[-1], flops=flops, moved_bytes=moved_bytes)]
+        return replace(self.trace, sizes=self.sizes.at(batch, length), costs=costs)
 
 
 def _first_two_steps(trace: Trace) -> tuple[Trace, np.ndarray]:

@@ -1,0 +1,243 @@
+"""``labkit plan``: the fastest recipes that fit a card, or what fits at most."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from labkit.cli_options import (
+    AsJson,
+    Data,
+    LabGroup,
+    Profile,
+    SkipBad,
+    examples,
+    recipe_options,
+)
+from labkit.cli_output import print_json, show_table
+from labkit.plan import (
+    MARGIN,
+    Job,
+    PlanError,
+    Search,
+    aligned,
+    largest_batch,
+    longest,
+    search,
+)
+from labkit.recipe import Recipe, profile_named
+
+LARGEST = {"batch-size": largest_batch, "max-length": longest}
+
+app = typer.Typer(cls=LabGroup, rich_markup_mode="rich")
+
+
+@app.command(
+    epilog=examples(
+        "labkit plan --gpu rtx-4090 --max-length 512 --batch-size 128",
+        "labkit plan --gpu t4 --data pairs.tsv --export my-plan",
+        "labkit plan --gpu a100-40gb --max-length 2048 --largest batch-size",
+        "labkit plan --gpu l4 --batch-size 32 --largest max-length",
+        "labkit plan --weights float32 --checkpoint-every 1   (which card is large enough?)",
+    )
+)
+@recipe_options
+def plan(
+    recipe: Recipe,
+    given: frozenset[str],
+    profile: Profile = "0.6b",
+    gpu: Annotated[
+        str | None,
+        typer.Option(metavar="NAME", help="The card; without it, every card is planned for."),
+    ] = None,
+    data: Data = None,
+    skip_bad: SkipBad = False,
+    margin: Annotated[
+        float,
+        typer.Option(min=0, max=0.9, help="Share of the card's memory that has to stay free."),
+    ] = MARGIN,
+    largest: Annotated[
+        str | None,
+        typer.Option(
+            metavar="|".join(LARGEST), help="Find the largest that fits, for each recipe."
+        ),
+    ] = None,
+    export: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FOLDER",
+            help="Write the best plan as scripts for labkit, Hugging Face's Trainer and "
+            "sentence-transformers.",
+        ),
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Find the fastest recipes that fit a card: precision, checkpointing, parts of a batch.
+
+    Recipe fields that are given stay as they are; the others are searched. Without --data every
+    pair is taken to be as long as --max-length. Exit status 1 where nothing fits.
+    """
+    from labkit.predict.gpus import GPUS, find_gpu
+
+    if largest is not None and largest not in LARGEST:
+        raise PlanError(f"--largest is {' or '.join(LARGEST)}, not {largest!r}.")
+    if (largest or export) and gpu is None:
+        raise PlanError(f"{'--largest' if largest else '--export'} needs a card: add --gpu.")
+    if largest and export:
+        raise PlanError("--largest makes no plan to export: leave out one of them.")
+    cards = [find_gpu(gpu)] if gpu else list(GPUS.values())
+    pairs, job = _job(recipe, given, data, skip_bad=skip_bad, margin=margin)
+    with _console().status("planning") as status:
+        if largest:
+            most = LARGEST[largest](job, cards[0])
+        else:
+            found = [search(job, card, progress=status.update) for card in cards]
+    if largest:
+        _show_largest(job, cards[0], largest, most, as_json=as_json)
+        return
+    if export and found[0].plans:
+        _export(found[0], pairs, export)
+    if as_json:
+        print_json({"searches": [_plain(one) for one in found]})
+    elif gpu:
+        _show(found[0], profile_named(profile).recipe)
+    else:
+        _show_cards(found)
+    raise typer.Exit(int(not any(one.plans for one in found)))
+
+
+def _job(recipe: Recipe, given: frozenset[str], data: str | None, *, skip_bad, margin):
+    """The pairs to train on, and what is to be planned for them."""
+    from labkit.data import read_pairs
+    from labkit.shapes import mean_longest, worst_shape
+    from labkit.tokenizer import load_tokenizer
+
+    pairs = read_pairs(data, skip_bad=skip_bad)
+    tokens = mean_tokens = recipe.max_length
+    if data is not None and recipe.padding != "max":
+        tokenizer = load_tokenizer(recipe.model)
+        tokens = worst_shape(recipe, pairs, tokenizer).tokens
+        mean_tokens = mean_longest(recipe, pairs, tokenizer)
+    if data is not None:
+        recipe = replace(recipe, batch_size=min(recipe.batch_size, len(pairs)))
+    return pairs, Job(recipe, aligned(tokens), aligned(mean_tokens), given, margin)
+
+
+def _console():
+    """Where the line is that says what is being done; there is none outside of a terminal."""
+    from rich.console import Console
+
+    return Console(stderr=True)
+
+
+def _show_largest(job: Job, gpu, largest: str, found: dict[Recipe, int], *, as_json) -> None:
+    """By kind of recipe, the largest batch or length that fits."""
+    from labkit.plan_words import margin_words
+
+    field = largest.replace("-", "_")
+    if as_json:
+        rows = [{"recipe": kind.to_dict(), field: most} for kind, most in found.items()]
+        print_json({"gpu": gpu.name, "tokens": job.tokens, "largest": rows})
+        return
+    if largest == "batch-size":
+        asked = f"pairs of {job.tokens} tokens, {_parts(job.parts()[0])}"
+    else:
+        asked = f"{job.recipe.batch_size} pairs, {_parts(job.parts()[-1])}"
+    typer.echo(
+        f"{gpu.title}, {job.recipe.model}, {asked}: the largest {field} that fits with "
+        f"{job.margin:.0%} of the card ({margin_words(job, gpu)}) left free."
+    )
+    rows = sorted(found.items(), key=lambda item: -item[1])
+    show_table(
+        {
+            "Weights": kind.weights,
+            "Autocast": kind.autocast,
+            "checkpoint_every": str(kind.checkpoint_every),
+            field: f"{most:,}" if most else "nothing fits",
+        }
+        for kind, most in rows
+    )
+
+
+def _parts(count: int) -> str:
+    return "in one part" if count == 1 else f"in {count} parts"
+
+
+def _show(found: Search, defaults: Recipe) -> None:
+    """The plans for one card."""
+    from labkit.plan_words import gives_up, headline, plan_rows, recipe_flags, remedy_words
+
+    typer.echo(headline(found))
+    if not found.plans:
+        for sentence in remedy_words(found):
+            typer.echo(sentence)
+        return
+    show_table({"": str(number), **row} for number, row in enumerate(plan_rows(found), start=1))
+    for number, one in enumerate(found.plans, start=1):
+        typer.echo(f"{number} gives up: {'; '.join(gives_up(one.recipe))}.")
+    typer.echo(
+        "Bytes are predicted, seconds modelled at the card's peak rates: a real step takes "
+        "longer, by a factor that is much the same for all. torch.compile is not searched: "
+        "what it does is not predicted but measured (labkit measure --compile default)."
+    )
+    flags = recipe_flags(found.plans[0].recipe, defaults)
+    typer.echo(f"The first in detail: labkit predict --gpu {found.gpu.name} {flags}")
+
+
+def _show_cards(found: list[Search]) -> None:
+    """The best plan for every card, and the smallest that will do."""
+    from labkit.plan_words import batch_words, plan_row
+
+    job = found[0].job
+    typer.echo(
+        f"{job.recipe.model}, {batch_words(job)}: the fastest recipe that fits each card with "
+        f"{job.margin:.0%} of it left free, against the fastest of all."
+    )
+    fastest = min((one.plans[0].seconds for one in found if one.plans), default=0)
+    empty = {"Weights": "nothing fits"}
+    show_table(
+        {"Card": one.gpu.title} | (plan_row(one.plans[0], fastest) if one.plans else empty)
+        for one in found
+    )
+    fitting = [one.gpu for one in found if one.plans]
+    if fitting:
+        typer.echo(f"The smallest card that will do: {fitting[0].title} ({fitting[0].name}).")
+    else:
+        typer.echo("No card of the catalogue will do: shorten the pairs, or free more fields.")
+
+
+def _plain(found: Search) -> dict:
+    """A search as JSON values."""
+    from labkit.plan_words import gives_up
+
+    job = found.job
+    return {
+        "gpu": found.gpu.name,
+        "batch_size": job.recipe.batch_size,
+        "tokens": job.tokens,
+        "mean_tokens": job.mean_tokens,
+        "margin": job.margin,
+        "plans": [
+            {
+                "recipe": one.recipe.to_dict(),
+                "modelled_seconds": one.seconds,
+                "against_the_fastest": one.seconds / found.plans[0].seconds,
+                "gives_up": gives_up(one.recipe),
+                "report": one.report.to_dict(),
+            }
+            for one in found.plans
+        ],
+        "remedies": found.remedies,
+    }
+
+
+def _export(found: Search, pairs, folder: Path) -> None:
+    """Write the best plan as scripts."""
+    from labkit.export import export_recipe
+    from labkit.plan_words import headline, plan_rows
+
+    row = "; ".join(f"{name}: {value}" for name, value in plan_rows(found)[0].items())
+    comment = f"{headline(found)}\n{row}"
+    for path in export_recipe(found.plans[0].recipe, pairs, folder, comment=comment):
+        typer.echo(f"Written: {path}", err=True)
