@@ -138,3 +138,44 @@ def _show(facts: dict) -> None:
 
 def _spread_words(spread: dict[str, float]) -> str:
     return "a pair: " + ", ".join(f"{name} {length:,.4g}" for name, length in spread.items())
+
+
+@app.command(
+    epilog=examples(
+        "labkit data timelines",
+        "labkit data timelines --check",
+        "labkit data timelines --model qwen3-tiny --gpu a100-40gb",
+    )
+)
+def timelines(
+    model: Annotated[
+        list[str] | None, typer.Option(help="A built-in model; all of them by default.")
+    ] = None,
+    gpu: Annotated[
+        list[str] | None,
+        typer.Option(help="One of the cards that stand for all; all three by default."),
+    ] = None,
+    check: Annotated[
+        bool, typer.Option("--check", help="Compare what is there with what is fitted now.")
+    ] = False,
+) -> None:
+    """Fit the timelines that come with the lab, or check them: minutes for each model.
+
+    For whoever changes what a step does, or a pinned library. Exit status 1 where one differs.
+    """
+    from labkit.predict.gpus import find_gpu
+    from labkit.predict.recording import CARDS, MODELS, check_card, record_card
+
+    work = check_card if check else record_card
+    for one in model or MODELS:
+        if one not in MODELS:
+            raise DataError(f"model {one!r} is not built in; one of {', '.join(MODELS)}.")
+    differing = 0
+    for card in gpu or CARDS:
+        if card not in CARDS:
+            raise DataError(f"GPU {card!r} stands for no others; one of {', '.join(CARDS)}.")
+        for one in model or MODELS:
+            for line, is_right in work(one, find_gpu(card)):
+                typer.echo(line)
+                differing += not is_right
+    raise typer.Exit(int(differing > 0))

@@ -7,6 +7,7 @@ import copy
 import hashlib
 import json
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 from transformers import AutoConfig, PretrainedConfig, Qwen3Config
@@ -39,12 +40,17 @@ class ModelSource:
     config: PretrainedConfig
     weights_from: str | None  # folder or hub id
 
+    @cached_property
+    def config_json(self) -> str:
+        """The config as text: what tells two models apart."""
+        return self.config.to_json_string()
+
     def facts(self) -> dict:
         """What a report says of the model."""
         return {
             "name": self.name,
             "weights": self.weights_from or ARCHITECTURE_ONLY,
-            "config_sha256": hashlib.sha256(self.config.to_json_string().encode()).hexdigest(),
+            "config_sha256": hashlib.sha256(self.config_json.encode()).hexdigest(),
             "weights_sha256": _weights_sha256(self.weights_from),
         }
 

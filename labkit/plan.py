@@ -10,7 +10,9 @@ traffic, ``longest`` pads no batch further than ``max``, and cached tokens are r
 import heapq
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from functools import cached_property, partial
 
+from labkit.model_source import ModelSource, find_model
 from labkit.predict.gpus import GPUS, Gpu
 from labkit.predict.outlook import Outlook
 from labkit.recipe import Recipe
@@ -21,7 +23,7 @@ BEST = 3
 MARGIN = 0.05
 ALIGNED = 8  # lengths are planned in multiples of it: kernels work in tiles, and timelines so
 NEVER_WORSE = {"optimizer": "adamw_fused", "padding": "longest", "cached": True}
-LARGEST_BATCH = 2**16
+LARGEST_BATCH = LARGEST_LENGTH = 2**16
 
 
 class PlanError(ValueError):
@@ -57,6 +59,15 @@ class Job:
         if "micro_batches" in self.fixed:
             return [self.recipe.micro_batches]
         return even_parts(self.recipe.batch_size)
+
+    def outlook(self, kind: Recipe, parts: int, gpu: Gpu) -> Outlook:
+        """What a recipe in so many parts would need on a card."""
+        return Outlook(replace(kind, micro_batches=parts), gpu, source=self.source)
+
+    @cached_property
+    def source(self) -> ModelSource:
+        """The model."""
+        return find_model(self.recipe.model)
 
     def budget_bytes(self, gpu: Gpu) -> int:
         """What may be reserved: what the card has, less its context and the margin."""
@@ -108,7 +119,7 @@ def search(
 
     def enqueue(number: int, kind: Recipe, first: int) -> None:
         for place in range(first, len(parts)):
-            outlook = Outlook(replace(kind, micro_batches=parts[place]), gpu)
+            outlook = job.outlook(kind, parts[place], gpu)
             if outlook.peaks([(pairs, job.tokens)])[0] <= budget:
                 seconds = outlook.least_seconds(pairs, job.mean_tokens)
                 heapq.heappush(queue, (seconds, number, place, kind, outlook))
@@ -148,30 +159,23 @@ def _remedies(job: Job, gpu: Gpu) -> list[str]:
 
 def largest_batch(job: Job, gpu: Gpu) -> dict[Recipe, int]:
     """By kind, the largest batch in the fewest parts that the job allows; 0 where none fits."""
-    parts = job.parts()[0]
-    return {
-        kind: parts * _largest(
-            lambda rows, outlook=outlook: _need(outlook, parts * rows, job.tokens),
-            job.budget_bytes(gpu),
-            LARGEST_BATCH,
-        )
-        for kind in job.kinds(gpu)
-        for outlook in (Outlook(replace(kind, micro_batches=parts, batch_size=parts), gpu),)
-    }  # fmt: skip
+    parts, budget, largest = job.parts()[0], job.budget_bytes(gpu), {}
+    for kind in job.kinds(gpu):
+        outlook = job.outlook(replace(kind, batch_size=parts), parts, gpu)
+        fits = partial(_fits_rows, outlook, job.tokens, budget)
+        largest[kind] = parts * _largest(fits, LARGEST_BATCH // parts)
+    return largest
 
 
 def longest(job: Job, gpu: Gpu) -> dict[Recipe, int]:
     """By kind, the longest pairs in the most parts that the job allows; 0 where none fit."""
-    parts, pairs = job.parts()[-1], job.recipe.batch_size
-    lengths = {}
+    parts, budget, lengths = job.parts()[-1], job.budget_bytes(gpu), {}
+    config = job.source.config.get_text_config()
+    limit = getattr(config, "max_position_embeddings", LARGEST_LENGTH) // ALIGNED
     for kind in job.kinds(gpu):
-        outlook = Outlook(replace(kind, micro_batches=parts), gpu)
-        positions = outlook.source.config.get_text_config().max_position_embeddings
-        lengths[kind] = ALIGNED * _largest(
-            lambda eights, outlook=outlook: _need(outlook, pairs, ALIGNED * eights),
-            job.budget_bytes(gpu),
-            positions // ALIGNED,
-        )
+        outlook = job.outlook(kind, parts, gpu)
+        fits = partial(_fits_eights, outlook, job.recipe.batch_size, budget)
+        lengths[kind] = ALIGNED * _largest(fits, limit)
     return lengths
 
 
@@ -186,32 +190,37 @@ def smallest_card(job: Job, *, above: Gpu | None = None) -> Gpu | None:
 
 def _any_fits(job: Job, gpu: Gpu) -> bool:
     """Whether a recipe fits in the most parts, which need least."""
-    parts, pairs = job.parts()[-1], job.recipe.batch_size
-    outlooks = (Outlook(replace(kind, micro_batches=parts), gpu) for kind in job.kinds(gpu))
-    budget = job.budget_bytes(gpu)
-    return any(_need(outlook, pairs, job.tokens)(budget) for outlook in outlooks)
+    parts, pairs, budget = job.parts()[-1], job.recipe.batch_size, job.budget_bytes(gpu)
+    return any(
+        _fits(job.outlook(kind, parts, gpu), pairs, job.tokens, budget)
+        for kind in job.kinds(gpu)
+    )
 
 
-def _need(outlook: Outlook, pairs: int, tokens: int) -> Callable[[int], bool]:
-    """Whether a step fits a budget: what it allocates, and if that does, what it reserves."""
-
-    def fits(budget: int) -> bool:
-        if outlook.peaks([(pairs, tokens)])[0] > budget:
-            return False
-        return outlook.report(pairs, tokens).memory.peak_reserved_bytes <= budget
-
-    return fits
+def _fits(outlook: Outlook, pairs: int, tokens: int, budget: int) -> bool:
+    """Whether what a step allocates is within a budget and, if so, what it reserves."""
+    if outlook.peaks([(pairs, tokens)])[0] > budget:
+        return False
+    return outlook.report(pairs, tokens).memory.peak_reserved_bytes <= budget
 
 
-def _largest(need: Callable[[int], Callable[[int], bool]], budget: int, limit: int) -> int:
-    """The largest number up to ``limit`` whose need fits, 0 if none; smaller ones need less."""
+def _fits_rows(outlook: Outlook, tokens: int, budget: int, rows: int) -> bool:
+    return _fits(outlook, rows * outlook.recipe.micro_batches, tokens, budget)
+
+
+def _fits_eights(outlook: Outlook, pairs: int, budget: int, eights: int) -> bool:
+    return _fits(outlook, pairs, ALIGNED * eights, budget)
+
+
+def _largest(fits: Callable[[int], bool], limit: int) -> int:
+    """The largest number up to ``limit`` that fits, 0 if none; smaller ones need less."""
     fitting, failing = 0, 1
-    while failing <= limit and need(failing)(budget):
+    while failing <= limit and fits(failing):
         fitting, failing = failing, 2 * failing
     failing = min(failing, limit + 1)
     while failing - fitting > 1:
         middle = (fitting + failing) // 2
-        if need(middle)(budget):
+        if fits(middle):
             fitting = middle
         else:
             failing = middle

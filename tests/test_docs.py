@@ -7,11 +7,15 @@ import pytest
 
 from labkit.machine import PROJECT
 from labkit.predict.published import compare_published
+from labkit.recipe import Recipe
 from labkit.reference import REFERENCE, VALIDATIONS
+from labkit.space import CHECKPOINTS, kinds
 from labkit.validation import load_validation
 from labkit.validation_words import published_markdown, validation_markdown
 
-PAGE = (PROJECT / "docs" / "prediction.md").read_text(encoding="utf-8")
+DOCS = PROJECT / "docs"
+PAGE = (DOCS / "prediction.md").read_text(encoding="utf-8")
+PAGES = "\n".join(page.read_text(encoding="utf-8") for page in sorted(DOCS.glob("*.md")))
 
 
 def block(name):
@@ -46,7 +50,9 @@ def test_the_example_runs(tmp_path, monkeypatch):
     assert report.memory.peak_reserved_bytes > report.memory.peak_allocated_bytes > 0
 
 
-@pytest.mark.parametrize("name", re.findall(r"`((?:labkit|data|tests)/[\w./-]+)`", PAGE))
+@pytest.mark.parametrize(
+    "name", sorted(set(re.findall(r"`((?:labkit|data|tests|bench)/[\w./-]+)`", PAGES)))
+)
 def test_files_that_are_named_exist(name):
     assert (PROJECT / name).exists()
 
@@ -54,3 +60,23 @@ def test_files_that_are_named_exist(name):
 @pytest.mark.parametrize("name", sorted(set(re.findall(r"`(\w+\.py)`", PAGE))))
 def test_modules_that_are_named_exist(name):
     assert (Path(PROJECT) / "labkit" / "predict" / name).exists()
+
+
+def test_links_lead_to_headings_of_the_pages():
+    links = re.findall(r"\]\(([\w.-]*)#([\w-]+)\)", PAGES)
+    assert links
+    for page, anchor in links:
+        headings = re.findall(r"^#+ (.*)$", (DOCS / page).read_text(encoding="utf-8"), re.M)
+        assert anchor in {heading.lower().replace(" ", "-") for heading in headings}, anchor
+
+
+def test_the_searched_values_are_those_of_the_space():
+    table = dict(re.findall(r"^\| `(\w+)` \| (.*) \|$", PAGES, re.M))
+    assert table.keys() == {"weights", "autocast", "checkpoint_every", "micro_batches"}
+    assert table["checkpoint_every"] == ", ".join(map(str, CHECKPOINTS))
+    found = kinds(Recipe(), "bfloat16")
+    assert {(r.weights, r.autocast) for r in found} == {
+        (weights, autocast)
+        for weights in ("float32", "bfloat16")
+        for autocast in ("none", "bfloat16")
+    }

@@ -39,9 +39,8 @@ class RecipeStep:
 
     @property
     def _key(self) -> tuple:
-        source = self.source.config.to_json_string()
         rest = (self.precision, self.gpu, self.padded, self.pad_token_id)
-        return (self.recipe, self.source.name, source, *rest)
+        return (self.recipe, self.source.name, self.source.config_json, *rest)
 
     def trace(
         self,

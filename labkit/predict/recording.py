@@ -45,29 +45,37 @@ def record(step: RecipeStep) -> Recorded:
     return replace(recorded, one_row=holds_for_one_row(step, recorded.pattern, 0, aligned=True))
 
 
-def record_card(model: str, gpu: Gpu) -> Iterator[str]:
-    """Write the archive of a model on a card, a line for each step that is fitted."""
+def record_card(model: str, gpu: Gpu) -> Iterator[tuple[str, bool]]:
+    """Write the archive of a model on a card; a line for each step that is fitted."""
     entries = []
     for step in recorded_steps(model, gpu):
         entries.append((recorded_key(step, 0, aligned=True), record(step)))
-        yield f"{model} on {gpu.name}: {_words(step.recipe)}"
+        yield f"fitted: {_words(step)}", True
     save_recorded(file_of(model, gpu.name), entries)
 
 
+def check_card(model: str, gpu: Gpu) -> Iterator[tuple[str, bool]]:
+    """For each step of an archive, whether it is what is fitted now."""
+    for step in recorded_steps(model, gpu):
+        difference = differs(step)
+        yield f"{difference or 'the same'}: {_words(step)}", not difference
+
+
 def differs(step: RecipeStep) -> str:
-    """How a recorded timeline differs from what is fitted now; empty where it does not."""
+    """What of a recorded timeline is not what is fitted now; empty where all is."""
     key = recorded_key(step, 0, aligned=True)
     there = find_recorded(step.source.config, step.gpu.name, key)
-    where = f"{step.recipe.model} on {step.gpu.name}: {_words(step.recipe)}"
     if there is None:
-        return f"{where}: nothing is recorded for these versions"
+        return "not recorded for these versions"
     now, then = (json.loads(json.dumps(to_plain(one))) for one in (record(step), there))
     fields = [name for name in now if now[name] != then[name]]
-    return f"{where}: {', '.join(fields)} differ" if fields else ""
+    return f"{', '.join(fields)} differ" if fields else ""
 
 
-def _words(recipe: Recipe) -> str:
+def _words(step: RecipeStep) -> str:
+    recipe = step.recipe
     return (
-        f"weights {recipe.weights}, autocast {recipe.autocast}, checkpoint_every "
-        f"{recipe.checkpoint_every}, micro_batches {recipe.micro_batches}"
+        f"{recipe.model} on {step.gpu.name}, weights {recipe.weights}, autocast "
+        f"{recipe.autocast}, checkpoint_every {recipe.checkpoint_every}, micro_batches "
+        f"{recipe.micro_batches}"
     )
