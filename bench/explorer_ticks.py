@@ -21,12 +21,12 @@ SETTINGS = (
     {"Card": "T4 16GB"},
     {"Precision": "float32 + autocast"},
     {"Precision": "16-bit weights", "Card": "H100 80GB (SXM)"},
-    {"Checkpoints": "every layer"},
-    {"Checkpoints": "every 2nd layer", "Card": "A100 40GB (SXM)"},
-    {"Parts": "4"},
-    {"Parts": "16", "Card": "RTX 3090 24GB"},
+    {"Checkpointing": "every layer"},
+    {"Checkpointing": "every 2nd layer", "Card": "A100 40GB (SXM)"},
+    {"Accumulation": "4"},
+    {"Accumulation": "16", "Card": "RTX 3090 24GB"},
     {"Precision": "16-bit weights + autocast"},
-    {"Card": "RTX 4090 24GB", "Parts": "1", "Checkpoints": "off"},
+    {"Card": "RTX 4090 24GB", "Accumulation": "1", "Checkpointing": "off"},
 )
 TIMED = """
 import json, time

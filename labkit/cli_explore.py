@@ -17,7 +17,7 @@ app = typer.Typer(cls=LabGroup, rich_markup_mode="rich")
 
 
 class PortError(ValueError):
-    """A port that cannot be listened at; the message says what to do."""
+    """A port that is taken; the message says what to do."""
 
 
 @app.command(
@@ -36,7 +36,7 @@ def explore(
         str, typer.Option(metavar="NAME", help="The card to start with, see predict.")
     ] = "rtx-4090",
     port: Annotated[
-        int, typer.Option(min=1, max=65535, help="Where the page is, on this machine only.")
+        int, typer.Option(min=1024, max=65535, help="Where the page is, on this machine only.")
     ] = 8866,
     no_browser: Annotated[
         bool, typer.Option("--no-browser", help="Print the address, and open nothing.")
@@ -60,15 +60,12 @@ def explore(
 
 
 def _check_port(port: int) -> None:
-    """Refuse a port that another program has, before the server takes its time to start."""
-    with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind(("localhost", port))
-        except OSError as error:
-            raise PortError(
-                f"Port {port} cannot be used ({error.strerror}). Choose another with --port."
-            ) from error
+    """Refuse a port where another program answers, before the server takes time to start."""
+    try:
+        socket.create_connection(("localhost", port), timeout=1).close()
+    except OSError:
+        return
+    raise PortError(f"Port {port} is taken by another program. Choose one with --port.")
 
 
 def _write_notebook(folder: Path, model: str | None, gpu: str) -> Path:

@@ -19,7 +19,9 @@ from labkit.space import CHECKPOINTS, PRECISIONS
 
 PATIENCE_SECONDS = 0.3  # an answer that takes longer is announced
 WORKING = "Working out every step of this recipe on this card; that takes some seconds, once."
+HERE = "this machine"  # an option whose value is None would count as nothing chosen
 WIDTH = {"width": "auto"}
+LOOK = {"layout": WIDTH, "style": {"description_width": "8em"}}
 
 
 class Explorer(widgets.VBox):
@@ -39,18 +41,18 @@ class Explorer(widgets.VBox):
         self._here: dict[Recipe, tuple[Report, Report]] = {}
         self.setting = setting
         models = {Path(name).name: name for name in (*MODELS, setting.model)}
-        cards = {gpu.title.split(" ", 1)[1]: gpu for gpu in GPUS.values()}  # without the maker
+        cards = {gpu.title.split(" ", 1)[1]: name for name, gpu in GPUS.items()}  # no maker
         self._controls = {
             "model": _choice("Model", models),
-            "gpu": _choice("Card", cards | {"This machine's CPU": None}),
+            "gpu": _choice("Card", cards | {"This machine's CPU": HERE}),
             "precision": _choice("Precision", PRECISIONS),
             "checkpoint_every": _choice(
-                "Checkpoints", {checkpoint_words(every): every for every in CHECKPOINTS}
+                "Checkpointing", {checkpoint_words(every): every for every in CHECKPOINTS}
             ),
-            "micro_batches": _choice("Parts", PARTS),
-            "batch_size": widgets.IntSlider(description="Batch size", layout=WIDTH),
+            "micro_batches": _choice("Accumulation", PARTS),
+            "batch_size": widgets.IntSlider(description="Batch size", **LOOK),
             "max_length": widgets.SelectionSlider(
-                options=LENGTHS, description="Length", layout=WIDTH
+                options=LENGTHS, description="Length", **LOOK
             ),
         }
         self._button = widgets.Button(description="Measure this recipe here", layout=WIDTH)
@@ -58,7 +60,7 @@ class Explorer(widgets.VBox):
         self._picture = widgets.HTML()
         *choices, batch, length = self._controls.values()
         columns = {
-            "grid_template_columns": "repeat(auto-fit, minmax(280px, 1fr))",
+            "grid_template_columns": "repeat(auto-fit, minmax(min(100%, 280px), 1fr))",
             "grid_gap": "2px 12px",
         }
         measuring = widgets.HBox([self._button, self._status], layout={"flex_flow": "row wrap"})
@@ -78,8 +80,10 @@ class Explorer(widgets.VBox):
         parts, batch = self.setting.micro_batches, self._controls["batch_size"]
         with batch.hold_trait_notifications():
             batch.min, batch.max, batch.step = parts, LARGEST_BATCH, parts
+        gpu = self.setting.gpu
+        values = vars(self.setting) | {"gpu": gpu.name if gpu else HERE}
         for name, control in self._controls.items():
-            control.value = getattr(self.setting, name)
+            control.value = values[name]
 
     def _follow(self, _) -> None:
         """Take over what a control says, and redraw once."""
@@ -88,11 +92,14 @@ class Explorer(widgets.VBox):
                 return  # a control that is put into its place here
             values = {name: control.value for name, control in self._controls.items()}
             parts = values["micro_batches"]
-            batch = max(parts, round(values["batch_size"] / parts) * parts)
-            self.setting = Setting(**values | {"batch_size": batch})
+            values["batch_size"] = max(parts, round(values["batch_size"] / parts) * parts)
+            values["gpu"] = GPUS.get(values["gpu"])
+            self.setting = Setting(**values)
             self._settling = True
             self._show_setting()
             self._settling = False
+            if not self._button.disabled:
+                self._say("")  # what was said of another setting
             self._draw()
 
     def _draw(self) -> None:
@@ -141,7 +148,7 @@ class Explorer(widgets.VBox):
 
 
 def _choice(description: str, options) -> widgets.Dropdown:
-    return widgets.Dropdown(description=description, options=options, layout=WIDTH)
+    return widgets.Dropdown(description=description, options=options, **LOOK)
 
 
 def explore(model: str | None = None, gpu: str | None = None) -> None:

@@ -76,7 +76,7 @@ def _fit_here(peak_bytes: int) -> Fit:
     """Whether a peak has room in the memory that other programs leave."""
     total, free = memory_bytes(), free_memory_bytes()
     margin = free - peak_bytes
-    return Fit(total, total - free, margin, fits=margin >= 0, fails_in="free memory")
+    return Fit(total, total - free, margin, fits=margin >= 0)
 
 
 def _kind(recipe: Recipe) -> Recipe:

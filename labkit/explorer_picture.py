@@ -6,10 +6,10 @@ there is, and its words stay readable. Lines and texts have the colour of the te
 """
 
 from html import escape
-from math import log2
 
 from labkit.canvas import OWNER_STYLES, ScaledLocator
 from labkit.explorer_answer import Answer
+from labkit.explorer_curve import IN_SIGHT, curve
 from labkit.explorer_words import measured_words, segments, summary, verdict
 from labkit.report import OWNERS, Report, format_bytes
 
@@ -26,8 +26,6 @@ FILLS = {owner: f"url(#labkit-{owner})" for owner in OWNERS}
 FILLS["reserved besides"] = "url(#labkit-idle)"
 OUTSIDE = "#888888"
 COLORS = {"✔": "#009E73", "✖": "#D55E00", "▲": "#E69F00"}  # the sign says it as well
-IN_SIGHT = 20  # a line further away than this many times the step would leave the bar a dot
-ABOVE = 1.25  # the curves end this far above what matters: beyond, they only go up
 
 STYLE = """<style>
 .labkit-picture { font: 13px/1.5 sans-serif; overflow: hidden; }
@@ -39,6 +37,7 @@ STYLE = """<style>
 .labkit-picture ul, .labkit-curves { display: flex; flex-wrap: wrap; gap: 4px 20px; }
 .labkit-picture li { align-items: center; display: flex; gap: 6px; }
 .labkit-picture li svg { height: 14px; width: 14px; }
+.labkit-curves { align-items: flex-end; }
 .labkit-curves figure { flex: 1 1 260px; margin: 8px 0; min-width: 0; padding: 0 8px; }
 </style>"""
 
@@ -52,8 +51,8 @@ def picture(answer: Answer, here: tuple[Report, Report] | None = None) -> str:
     setting, report = answer.setting, answer.report
     sign, words = verdict(report)
     batch, length = setting.batch_size, setting.max_length
-    curves = _curve(report, "batch", f"{length} tokens a pair", answer.over_batch, batch)
-    curves += _curve(report, "length", f"{batch} pairs", answer.over_length, length)
+    curves = curve(report, "batch", answer.over_batch, "pair", batch)
+    curves += curve(report, "length", answer.over_length, "token", length)
     return (
         f'<div class="labkit-picture">{STYLE}{_patterns()}'
         f'<div class="labkit-words"><p class="verdict" style="border-color: {COLORS[sign]}">'
@@ -150,7 +149,7 @@ def _measured(predicted: Report, measured: Report) -> str:
     top = 1.04 * max(report.memory.peak_allocated_bytes for report in reports.values())
     words = measured_words(predicted, measured)
     bars = "".join(
-        f'<text y="{12 + 42 * row}">{name} for this machine: '
+        f'<text y="{12 + 42 * row}">{name} here: '
         f"{format_bytes(report.memory.peak_allocated_bytes)}</text>"
         + _rects(list(report.memory.by_owner.items()), top, 17 + 42 * row, 18)
         for row, (name, report) in enumerate(reports.items())
@@ -158,54 +157,4 @@ def _measured(predicted: Report, measured: Report) -> str:
     return (
         f'<p class="labkit-measured">{escape(words)}</p>'
         f'<svg height="82" role="img"><title>{escape(words)}</title>{bars}</svg>'
-    )
-
-
-def _curve(
-    report: Report, name: str, fixed: str, points: list[tuple[int, int]], here: int
-) -> str:
-    """The peak over batch or length, the present point, and what the memory leaves room for."""
-    memory, fit = report.memory, report.fit
-    room = fit.capacity_bytes - fit.context_bytes
-    now = memory.peak_allocated_bytes
-    top = ABOVE * max(room if room <= IN_SIGHT * now else 0, now)
-    first, last = points[0][0], points[-1][0]
-
-    def x(place: int) -> float:
-        return 100 * log2(place / first) / log2(last / first)
-
-    def y(count: int) -> float:
-        return 100 - 100 * count / top
-
-    line = " ".join(f"{x(place):.2f},{y(count):.2f}" for place, count in points)
-    words_of_room = f"room: {format_bytes(room)}"
-    if room > top:  # below the curve's end there is nothing else
-        limit = f'<text x="100%" y="134" text-anchor="end">{words_of_room}, far above ↑</text>'
-    else:
-        # Above the line on the left, or where the curve is there, below it on the right.
-        early = any(count > room for place, count in points if x(place) < 35)
-        side = 'x="100%" dy="14" text-anchor="end"' if early else 'x="0" dy="-5"'
-        limit = (
-            f'<line x1="0" x2="100%" y1="{y(room):.2f}%" y2="{y(room):.2f}%" '
-            'stroke="currentColor" stroke-width="2" stroke-dasharray="6 3"/>'
-            f'<text {side} y="{y(room):.2f}%">{words_of_room}</text>'
-        )
-    marks = "".join(
-        f'<text x="{x(first * 4**n):.2f}%" y="162" text-anchor="{"middle" if n else "start"}">'
-        f"{first * 4**n:,}</text>"
-        for n in range(5)
-        if first * 4**n <= last
-    )
-    words = f"Peak over {name}, at {fixed}: {format_bytes(now)} at {here:,}"
-    return (
-        f'<figure><figcaption>{words}</figcaption><svg height="166" role="img">'
-        f'<title>{words}</title><svg y="4" height="140">'
-        f'<svg viewBox="0 0 100 100" preserveAspectRatio="none">'
-        f'<polyline points="{line}" fill="none" stroke="#0072B2" stroke-width="3" '
-        'vector-effect="non-scaling-stroke"/></svg>'
-        f"{limit}</svg>"
-        f'<svg y="4" height="140" style="overflow: visible">'
-        f'<line x1="0" x2="100%" y1="100%" y2="100%" stroke="currentColor"/>'
-        f'<circle cx="{x(here):.2f}%" cy="{y(now):.2f}%" r="6" fill="#0072B2" '
-        f'stroke="currentColor" stroke-width="2"/></svg>{marks}</svg></figure>'
     )

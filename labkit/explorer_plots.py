@@ -21,14 +21,14 @@ END = {"color": "black", "linestyle": "--", "linewidth": 1.5}
 def plot_explorer(answer: Answer) -> tuple[Axes, Axes, Axes]:
     """Draw who holds the peak beside the memory there is, and the peak's two curves."""
     figure = Figure((7, 6), layout="constrained")
-    grid = figure.add_gridspec(2, 2, height_ratios=[1, 1.4])
+    grid = figure.add_gridspec(2, 2, height_ratios=[1, 2])
     bar = figure.add_subplot(grid[0, :])
     _draw_bar(bar, answer)
     setting = answer.setting
     axes = [figure.add_subplot(grid[1, column]) for column in (0, 1)]
     for ax, name, points, here in (
-        (axes[0], "Pairs a batch", answer.over_batch, setting.batch_size),
-        (axes[1], "Tokens a pair", answer.over_length, setting.max_length),
+        (axes[0], "pairs", answer.over_batch, setting.batch_size),
+        (axes[1], "tokens", answer.over_length, setting.max_length),
     ):
         _draw_curve(ax, answer, name, points, here)
     return bar, *axes
@@ -48,7 +48,7 @@ def _draw_bar(ax: Axes, answer: Answer) -> None:
     handles.append(Line2D([], [], label=f"memory there is {format_bytes(capacity)}", **END))
     ax.set_yticks([])
     scale_bytes(ax.xaxis, max(start, capacity), "In use at the peak", room=1.04)
-    legend_below(ax, handles, ncols=3)
+    legend_below(ax, handles, ncols=2)
     _, words = verdict(report)
     finish(ax, words[0].upper() + words[1:], provenance(report))
 
@@ -64,6 +64,6 @@ def _draw_curve(
     ax.axhline(room, **END)
     ax.set_xscale("log", base=2)
     ax.xaxis.set_major_formatter("{x:,.0f}")
-    ax.set_xlabel(name)
+    ax.set_xlabel({"pairs": "Pairs a batch", "tokens": "Tokens a pair"}[name])
     scale_bytes(ax.yaxis, max(now, room), "Peak allocated")
-    finish(ax, f"{format_bytes(now)} at {here:,}", f"room: {format_bytes(room)}")
+    finish(ax, f"{format_bytes(now)} at {here:,} {name}", f"room: {format_bytes(room)}")

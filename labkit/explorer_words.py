@@ -8,10 +8,11 @@ from labkit.report import OWNERS, Report, format_bytes
 
 def verdict(report: Report) -> tuple[str, str]:
     """A sign, and whether the step fits: the sign says the same to those who see no colour."""
-    fit, words = report.fit, verdict_words(report)
-    if fit.gives_back_cache:
-        return "▲", words
-    return ("✔" if fit.fits else "✖"), words
+    fit = report.fit
+    if not fit.fits and not fit.fails_in:  # a CPU: no allocator says where
+        return "✖", f"does not fit, {format_bytes(-fit.margin_bytes)} too little"
+    sign = "▲" if fit.gives_back_cache else "✔" if fit.fits else "✖"
+    return sign, verdict_words(report)
 
 
 def checkpoint_words(every: int) -> str:
@@ -21,12 +22,17 @@ def checkpoint_words(every: int) -> str:
     )
 
 
+def count_words(count: int, name: str) -> str:
+    """A number of things: ``1 pair``, ``8 pairs``."""
+    return f"{count:,} {name}{'s' if count > 1 else ''}"
+
+
 def setting_words(setting: Setting) -> str:
     """What is predicted, in one line."""
     parts = setting.micro_batches
     return (
-        f"{setting.model} on {setting.place}: {setting.batch_size} pairs of "
-        f"{setting.max_length} tokens"
+        f"{setting.model} on {setting.place}: {count_words(setting.batch_size, 'pair')} of "
+        f"{count_words(setting.max_length, 'token')}"
         + (f" in {parts} parts" if parts > 1 else "")
         + f", {setting.precision}, checkpointing {checkpoint_words(setting.checkpoint_every)}"
     )
@@ -117,7 +123,8 @@ def markdown_table(answer: Answer) -> str:
     rows = [
         ("Model", setting.model),
         ("Card", setting.place),
-        ("Batch", f"{setting.batch_size} pairs in {setting.micro_batches} parts"),
+        ("Batch", f"{setting.batch_size} pairs"),
+        ("Parts, one after the other", setting.micro_batches),
         ("Length", f"{setting.max_length} tokens, all padded"),
         ("Precision", setting.precision),
         ("Checkpointing", checkpoint_words(setting.checkpoint_every)),

@@ -53,7 +53,8 @@ def server(command, port, folder):
     """A server in a process of its own, stopped at the end with what it started."""
     environment = os.environ | {
         "PYTHONPATH": str(PROJECT),
-        "JUPYTERLAB_SETTINGS_DIR": str(folder / "settings"),
+        # what a user has set and opened is neither read nor changed
+        "JUPYTER_CONFIG_DIR": str(folder / "config"),
     }
     log = folder / "server.log"
     with log.open("w") as said:
@@ -61,11 +62,8 @@ def server(command, port, folder):
             command, cwd=folder, env=environment, stdout=said, stderr=subprocess.STDOUT
         )
     try:
-        end = time.monotonic() + 60
-        while not _answers(port):
-            assert process.poll() is None, log.read_text()
-            assert time.monotonic() < end, log.read_text()
-            time.sleep(0.1)
+        wait_until(lambda: process.poll() is not None or _answers(port), seconds=60)
+        assert process.poll() is None, log.read_text()
         yield process
     finally:
         process.terminate()
@@ -73,6 +71,13 @@ def server(command, port, folder):
             process.wait(20)
         except subprocess.TimeoutExpired:
             process.kill()
+
+
+def wait_until(condition, seconds):
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "waited in vain"
+        time.sleep(0.1)
 
 
 def _answers(port):
@@ -94,8 +99,9 @@ def notebook_in_lab(browser, folder, *, theme="JupyterLab Light", before=""):
     notebook.cells.insert(0, nbformat.v4.new_code_cell(before))
     nbformat.write(notebook, folder / NOTEBOOK.name)
     themes = {"apputils-extension/themes": {"theme": theme}}
+    settings = folder / "config" / "lab" / "user-settings" / "@jupyterlab"
     for name, values in (SETTINGS | themes).items():
-        file = folder / "settings" / "@jupyterlab" / f"{name}.jupyterlab-settings"
+        file = settings / f"{name}.jupyterlab-settings"
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(json.dumps(values), encoding="utf-8")
     port, token = free_port(), os.urandom(8).hex()

@@ -98,7 +98,7 @@ def test_the_picture_is_well_formed_and_says_its_verdict(gpu, batch_size):
 def test_a_verdict_has_a_sign_besides_its_colour(found):
     assert verdict(found.report)[0] == "✔"
     none = replace(found.report, fit=replace(found.report.fit, fits=False, margin_bytes=-MIB))
-    assert verdict(none) == ("✖", "does not fit, 1.0 MiB too little; first fails in ")
+    assert verdict(none) == ("✖", "does not fit, 1.0 MiB too little")
     tight = replace(found.report, fit=replace(found.report.fit, gives_back_cache=True))
     assert verdict(tight)[0] == "▲"
 
@@ -121,9 +121,15 @@ def test_a_message_is_escaped():
     ],
 )
 def test_each_control_changes_the_field_it_names(explorer, field, value, changed):
-    explorer._controls[field].value = value
+    explorer._controls[field].value = value.name if field == "gpu" else value
     assert differences(TINY.recipe, explorer.setting.recipe) == changed
     assert getattr(explorer.setting, field) == value
+
+
+def test_this_machine_is_a_choice_too(explorer):
+    explorer._controls["gpu"].value = explorer_module.HERE
+    assert explorer.setting == replace(TINY, gpu=None)
+    assert explorer._controls["gpu"].label == "This machine's CPU"
 
 
 def test_a_card_with_bfloat16_gets_it():

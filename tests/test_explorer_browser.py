@@ -5,7 +5,17 @@ import sys
 
 import psutil
 import pytest
-from browsing import Explorer, browser_path, chromium, free_port, notebook_in_lab, server
+from browsing import (
+    NOTEBOOK,
+    Explorer,
+    browser_path,
+    chromium,
+    free_port,
+    notebook_in_lab,
+    server,
+    wait_until,
+)
+from nbconvert import HTMLExporter
 
 from labkit.explorer_answer import answer
 from labkit.explorer_setting import LENGTHS, Setting
@@ -29,8 +39,13 @@ def browser():
 
 
 @pytest.fixture(scope="module")
-def lab(browser, tmp_path_factory):
-    with notebook_in_lab(browser, tmp_path_factory.mktemp("lab")) as page:
+def folder(tmp_path_factory):
+    return tmp_path_factory.mktemp("lab")
+
+
+@pytest.fixture(scope="module")
+def lab(browser, folder):
+    with notebook_in_lab(browser, folder) as page:
         yield page
 
 
@@ -59,6 +74,16 @@ def test_the_notebook_runs_and_shows_the_start(lab, explorer):
     shows(explorer, START)
     assert lab.locator("[data-mime-type='application/vnd.jupyter.error']").count() == 0
     lab.locator(".jp-RenderedImage img").wait_for()
+
+
+def test_an_export_of_the_saved_notebook_shows_the_picture(lab, folder):
+    lab.keyboard.press("Control+s")
+    saved = folder / NOTEBOOK.name
+    wait_until(lambda: "labkit-picture" in saved.read_text(encoding="utf-8"), seconds=20)
+    html, _ = HTMLExporter().from_filename(str(saved))
+    assert html.count('class="labkit-bar"') == 1
+    assert html.count("<img") == 1
+    assert "Verdict" in html
 
 
 def test_the_batch_follows_mouse_and_keyboard(explorer):
@@ -91,8 +116,8 @@ def test_every_choice_changes_the_answer_and_keeps_the_batch_whole(explorer):
     for name, label, field, value in (
         ("Card", "T4 16GB", "gpu", find_gpu("t4")),
         ("Precision", "16-bit weights + autocast", "precision", "16-bit weights + autocast"),
-        ("Checkpoints", "every layer", "checkpoint_every", 1),
-        ("Parts", "64", "micro_batches", 64),
+        ("Checkpointing", "every layer", "checkpoint_every", 1),
+        ("Accumulation", "64", "micro_batches", 64),
         ("Model", "qwen3-tiny", "model", "qwen3-tiny"),
     ):
         explorer.root.get_by_label(name).select_option(label)
@@ -115,7 +140,7 @@ def test_only_the_last_of_a_fast_drag_is_waited_for(lab, explorer):
     explorer.drag("Length", 0.95, steps=60)
     released = lab.evaluate("window.drawn.length")
     length = explorer.readout("Length")
-    explorer.wait_for(f"512 pairs of {length} tokens")
+    explorer.wait_for(f"512 pairs of {length:,} tokens")
     after = set(lab.evaluate("window.drawn")[released:])
     assert len(after) <= 3
 
@@ -131,7 +156,7 @@ def test_a_measurement_is_laid_over_its_prediction(explorer):
     explorer.root.get_by_label("Model").select_option("qwen3-tiny")
     explorer.root.get_by_label("Card").select_option("This machine's CPU")
     explorer.root.get_by_label("Precision").select_option("float32")
-    explorer.root.get_by_label("Parts").select_option("1")
+    explorer.root.get_by_label("Accumulation").select_option("1")
     explorer.wait_for("qwen3-tiny on this machine's CPU: 512 pairs of 16 tokens, float32")
     button = explorer.root.get_by_role("button", name="Measure")
     button.click()

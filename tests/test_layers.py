@@ -22,7 +22,7 @@ predict.recipe_step predict.recipe_timeline predict.recipe_trace
 predict.prediction predict.recording predict.outlook predict.local_card
 predict.published_gpt2 predict.published_liger predict.published_steps predict.published
 waterfall captions forecast_words canvas plots predicted_plots forecast_plots overview
-explorer_setting explorer_answer explorer_words explorer_picture explorer_plots
+explorer_setting explorer_answer explorer_words explorer_curve explorer_picture explorer_plots
 records table summary reference validation validation_words validator
 export
 plan plan_words findings forecast_findings exercises
