@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -16,21 +16,19 @@ from labkit.cli_options import (
     recipe_options,
 )
 from labkit.cli_output import print_json, show_table
-from labkit.plan import (
-    MARGIN,
-    Job,
-    PlanError,
-    Search,
-    aligned,
-    largest_batch,
-    longest,
-    search,
-)
 from labkit.recipe import Recipe, profile_named
+from labkit.space import MARGIN
 
-LARGEST = {"batch-size": largest_batch, "max-length": longest}
+if TYPE_CHECKING:
+    from labkit.plan import Job, Search
+
+LARGEST = ("batch-size", "max-length")
 
 app = typer.Typer(cls=LabGroup, rich_markup_mode="rich")
+
+
+class PlanError(ValueError):
+    """A plan that cannot be made as asked; the message says what to change."""
 
 
 @app.command(
@@ -78,6 +76,7 @@ def plan(
     Recipe fields that are given stay as they are; the others are searched. Without --data every
     pair is taken to be as long as --max-length. Exit status 1 where nothing fits.
     """
+    from labkit.plan import largest_batch, longest, search
     from labkit.predict.gpus import GPUS, find_gpu
 
     if largest is not None and largest not in LARGEST:
@@ -90,7 +89,8 @@ def plan(
     pairs, job = _job(recipe, given, data, skip_bad=skip_bad, margin=margin)
     with _console().status("planning") as status:
         if largest:
-            most = LARGEST[largest](job, cards[0])
+            find = largest_batch if largest == "batch-size" else longest
+            most = find(job, cards[0])
         else:
             found = [search(job, card, progress=status.update) for card in cards]
     if largest:
@@ -110,6 +110,7 @@ def plan(
 def _job(recipe: Recipe, given: frozenset[str], data: str | None, *, skip_bad, margin):
     """The pairs to train on, and what is to be planned for them."""
     from labkit.data import read_pairs
+    from labkit.plan import Job, aligned
     from labkit.shapes import mean_longest, worst_shape
     from labkit.tokenizer import load_tokenizer
 
@@ -131,7 +132,7 @@ def _console():
     return Console(stderr=True)
 
 
-def _show_largest(job: Job, gpu, largest: str, found: dict[Recipe, int], *, as_json) -> None:
+def _show_largest(job: "Job", gpu, largest: str, found: dict[Recipe, int], *, as_json) -> None:
     """By kind of recipe, the largest batch or length that fits."""
     from labkit.plan_words import margin_words
 
@@ -164,7 +165,7 @@ def _parts(count: int) -> str:
     return "in one part" if count == 1 else f"in {count} parts"
 
 
-def _show(found: Search, defaults: Recipe) -> None:
+def _show(found: "Search", defaults: Recipe) -> None:
     """The plans for one card."""
     from labkit.plan_words import gives_up, headline, plan_rows, recipe_flags, remedy_words
 
@@ -185,7 +186,7 @@ def _show(found: Search, defaults: Recipe) -> None:
     typer.echo(f"The first in detail: labkit predict --gpu {found.gpu.name} {flags}")
 
 
-def _show_cards(found: list[Search]) -> None:
+def _show_cards(found: list["Search"]) -> None:
     """The best plan for every card, and the smallest that will do."""
     from labkit.plan_words import batch_words, plan_row
 
@@ -207,7 +208,7 @@ def _show_cards(found: list[Search]) -> None:
         typer.echo("No card of the catalogue will do: shorten the pairs, or free more fields.")
 
 
-def _plain(found: Search) -> dict:
+def _plain(found: "Search") -> dict:
     """A search as JSON values."""
     from labkit.plan_words import gives_up
 
@@ -232,7 +233,7 @@ def _plain(found: Search) -> dict:
     }
 
 
-def _export(found: Search, pairs, folder: Path) -> None:
+def _export(found: "Search", pairs, folder: Path) -> None:
     """Write the best plan as scripts."""
     from labkit.export import export_recipe
     from labkit.plan_words import headline, plan_rows

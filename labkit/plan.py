@@ -17,17 +17,12 @@ from labkit.predict.gpus import GPUS, Gpu
 from labkit.predict.outlook import Outlook
 from labkit.recipe import Recipe
 from labkit.report import Report
-from labkit.space import even_parts, half_format, kinds
+from labkit.space import MARGIN, even_parts, half_format, kinds
 
 BEST = 3
-MARGIN = 0.05
 ALIGNED = 8  # lengths are planned in multiples of it: kernels work in tiles, and timelines so
 NEVER_WORSE = {"optimizer": "adamw_fused", "padding": "longest", "cached": True}
 LARGEST_BATCH = LARGEST_LENGTH = 2**16
-
-
-class PlanError(ValueError):
-    """A plan that cannot be made as asked; the message says what to change."""
 
 
 @dataclass(frozen=True)

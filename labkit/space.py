@@ -13,6 +13,7 @@ from labkit.recipe import Recipe
 PRECISIONS = (
     "float32", "float32 + autocast", "16-bit weights", "16-bit weights + autocast",
 )  # fmt: skip
+MARGIN = 0.05  # share of a card that a plan leaves free
 CHECKPOINTS = (0, 1, 2)  # of checkpoint_every: fewer layers than every second save ever less
 
 

@@ -6,7 +6,6 @@ from dataclasses import replace
 import pytest
 from typer.testing import CliRunner
 
-from labkit import cli_plan
 from labkit.cli import app
 from labkit.model_source import find_model
 from labkit.plan import (
@@ -328,4 +327,3 @@ def test_a_plan_is_exported(tmp_path, monkeypatch):
     assert "train_labkit.py" in result.stderr
     assert "Peak reserved" in asked["comment"]
     assert asked["recipe"].optimizer == "adamw_fused"
-    assert cli_plan.LARGEST.keys() == {"batch-size", "max-length"}
