@@ -16,7 +16,7 @@ from labkit.cli_options import (
     recipe_options,
 )
 from labkit.cli_output import print_json, show_table
-from labkit.recipe import Recipe, profile_named
+from labkit.recipe import Recipe, command_options, profile_named
 from labkit.space import MARGIN
 
 if TYPE_CHECKING:
@@ -167,7 +167,7 @@ def _parts(count: int) -> str:
 
 def _show(found: "Search", defaults: Recipe) -> None:
     """The plans for one card."""
-    from labkit.plan_words import gives_up, headline, plan_rows, recipe_flags, remedy_words
+    from labkit.plan_words import gives_up, headline, plan_rows, remedy_words
 
     typer.echo(headline(found))
     if not found.plans:
@@ -182,7 +182,7 @@ def _show(found: "Search", defaults: Recipe) -> None:
         "longer, by a factor that is much the same for all. torch.compile is not searched: "
         "what it does is not predicted but measured (labkit measure --compile default)."
     )
-    flags = recipe_flags(found.plans[0].recipe, defaults)
+    flags = " ".join(command_options(found.plans[0].recipe, defaults))
     typer.echo(f"The first in detail: labkit predict --gpu {found.gpu.name} {flags}")
 
 

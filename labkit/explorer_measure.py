@@ -11,7 +11,7 @@ from labkit.explorer_answer import predicted
 from labkit.forecast import this_machine
 from labkit.predict.gpus import Gpu, GpuError
 from labkit.predict.prediction import PredictError
-from labkit.recipe import Recipe
+from labkit.recipe import Recipe, command_options
 from labkit.report import Report, format_bytes
 
 
@@ -47,7 +47,7 @@ def measure_here(recipe: Recipe, progress: Callable[[str], None]) -> tuple[Repor
 
 def _measure_apart(recipe: Recipe, device: str, progress: Callable[[str], None]) -> Report:
     """Measure in a process of its own, so that running out of memory can end no other."""
-    command = [sys.executable, "-m", "labkit", "measure", *_options(recipe)]
+    command = [sys.executable, "-m", "labkit", "measure", *command_options(recipe)]
     command += ["--device", device, "--timed-steps", "3", "--json"]
     with (
         TemporaryFile("w+", encoding="utf-8") as answer,
@@ -73,15 +73,3 @@ def _measure_apart(recipe: Recipe, device: str, progress: Callable[[str], None])
     if not report.ok:
         raise ExplorerError(f"Not measured: {report.reason}.")
     return report
-
-
-def _options(recipe: Recipe) -> list[str]:
-    """The recipe as options of the command line."""
-    options = []
-    for name, value in recipe.to_dict().items():
-        flag = "--" + name.replace("_", "-")
-        if isinstance(value, bool):
-            options.append(flag if value else flag.replace("--", "--no-", 1))
-        else:
-            options += [flag, ",".join(value) if isinstance(value, list) else str(value)]
-    return options

@@ -88,17 +88,3 @@ def remedy_words(search: Search) -> list[str]:
     if not search.remedies:
         return ["No card of the catalogue would do, nor a shorter pair or a smaller batch."]
     return [f"What would fit: {remedy}." for remedy in search.remedies]
-
-
-def recipe_flags(recipe: Recipe, defaults: Recipe) -> str:
-    """The command line's flags that make ``recipe`` from ``defaults``."""
-    flags = []
-    for name, value in recipe.to_dict().items():
-        flag = "--" + name.replace("_", "-")
-        if value == defaults.to_dict()[name]:
-            continue
-        if isinstance(value, bool):
-            flags.append(flag if value else f"--no-{flag[2:]}")
-        else:
-            flags.append(f"{flag} {','.join(value) if isinstance(value, list) else value}")
-    return " ".join(flags)

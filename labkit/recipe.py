@@ -154,6 +154,20 @@ def describe_change(before: Recipe | None, after: Recipe) -> str:
     )
 
 
+def command_options(recipe: Recipe, defaults: Recipe | None = None) -> list[str]:
+    """The recipe as options of the command line, less what ``defaults`` says already."""
+    options, known = [], defaults.to_dict() if defaults else {}
+    for name, value in recipe.to_dict().items():
+        flag = name.replace("_", "-")
+        if name in known and known[name] == value:
+            continue
+        if isinstance(value, bool):
+            options.append(f"--{flag}" if value else f"--no-{flag}")
+        else:
+            options += [f"--{flag}", ",".join(value) if isinstance(value, list) else str(value)]
+    return options
+
+
 LADDER_CHANGES = {
     "01_freeze_base": {"train_base": False},
     "02_checkpointing": {"checkpoint_every": 1},

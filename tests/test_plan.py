@@ -17,7 +17,7 @@ from labkit.plan import (
     search,
     smallest_card,
 )
-from labkit.plan_words import gives_up, headline, plan_rows, recipe_flags
+from labkit.plan_words import gives_up, headline, plan_rows
 from labkit.predict.gpus import GPUS, find_gpu
 from labkit.predict.peaks import cuda_memory
 from labkit.predict.prediction import precision_on, predict
@@ -225,14 +225,6 @@ def test_rows_are_in_the_order_of_the_plans():
     shares = [float(row["Against the fastest"].rstrip("×")) for row in rows]
     assert shares == sorted(shares)
     assert rows[0]["Parts × pairs"] == "1 × 4"
-
-
-def test_flags_make_the_recipe_again():
-    recipe = replace(RECIPE, checkpoint_every=2, cached=True, lora_targets=("q_proj", "o_proj"))
-    assert recipe_flags(recipe, RECIPE) == (
-        "--checkpoint-every 2 --cached --lora-targets q_proj,o_proj"
-    )
-    assert recipe_flags(RECIPE, replace(RECIPE, train_base=True)) == "--no-train-base"
 
 
 # ---- the command

@@ -8,6 +8,7 @@ from labkit.recipe import (
     PROFILES,
     Recipe,
     RecipeError,
+    command_options,
     describe_change,
     differences,
     ladder,
@@ -89,3 +90,13 @@ def test_every_field_has_a_help_text():
 def test_an_unknown_profile_is_refused():
     with pytest.raises(RecipeError, match="profile must be one of tiny, small"):
         profile_named("large")
+
+
+def test_options_make_the_recipe_again():
+    recipe = Recipe(checkpoint_every=2, cached=True, lora_targets=("q_proj", "o_proj"))
+    assert command_options(recipe, Recipe()) == [
+        "--checkpoint-every", "2", "--cached", "--lora-targets", "q_proj,o_proj",
+    ]  # fmt: skip
+    assert command_options(Recipe(), replace(Recipe(), train_base=True)) == ["--no-train-base"]
+    names = {option for option in command_options(recipe) if option.startswith("--")}
+    assert len(names) == len(fields(Recipe))
