@@ -44,7 +44,8 @@ def explore(
 ) -> None:
     """Move sliders in a browser and see what fits, without Jupyter; Ctrl-C ends it.
 
-    The page is the explorer of notebook 09, and can measure on this machine as that does.
+    The page is the explorer of notebook 09, and can measure on this machine as that does. With
+    ?theme=dark at the end of its address it is dark.
     """
     from labkit.model_source import find_model
     from labkit.predict.gpus import find_gpu

@@ -135,16 +135,24 @@ class Explorer:
         text = self.root.locator(".widget-slider", has_text=name).locator(".widget-readout")
         return int(text.inner_text())
 
-    def drag(self, name, share, steps=12):
-        """Drag a handle by the mouse to a share of its track."""
+    def grab(self, name):
+        """Put the mouse on a handle and hold it."""
         self.handle(name).scroll_into_view_if_needed()
-        handle = self.handle(name).bounding_box()
+        box = self.handle(name).bounding_box()
+        self.page.mouse.move(box["x"] + box["width"] / 2, box["y"] + box["height"] / 2)
+        self.page.mouse.down()
+
+    def pull(self, name, share, steps=12):
+        """Pull a handle that is held to a share of its track."""
         track = self.root.locator(".widget-slider", has_text=name).locator(".noUi-base")
         box = track.bounding_box()
-        y = handle["y"] + handle["height"] / 2
-        self.page.mouse.move(handle["x"] + handle["width"] / 2, y)
-        self.page.mouse.down()
+        y = box["y"] + box["height"] / 2
         self.page.mouse.move(box["x"] + share * box["width"], y, steps=steps)
+
+    def drag(self, name, share, steps=12):
+        """Drag a handle by the mouse to a share of its track, and let it go."""
+        self.grab(name)
+        self.pull(name, share, steps)
         self.page.mouse.up()
 
     def words(self):
