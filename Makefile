@@ -14,7 +14,7 @@ lab: .venv/lab-installed ## set up, then run the course and show what each step 
 
 test: .venv/dev-installed ## set up, then run the unit tests and all notebooks in the tiny profile
 	@echo "== unit tests"
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n auto --dist loadfile
 	@echo "== notebooks, tiny profile, and the explorer in a browser, where there is one: minutes"
 	$(BIN)/python -m pytest -s -rs -m "(notebook or compiles or browser) and not gpu"
 

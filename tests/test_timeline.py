@@ -111,11 +111,11 @@ def test_a_further_point_costs_no_trace(monkeypatch):
 
 PARTS = {
     "cpu, 3 parts of a row": (None, 3, 1, {"checkpoint_every": 1}),
-    "cpu, 8 parts": (None, 8, 2, {}),
-    "T4, 5 parts, scaled gradients": ("t4", 5, 2, {"autocast": "float16"}),
-    "A100, 16 parts of a row": ("a100-40gb", 16, 1, {"weights": "bfloat16"}),
+    "cpu, 4 parts": (None, 4, 2, {}),
+    "T4, 3 parts, scaled gradients": ("t4", 3, 2, {"autocast": "float16"}),
+    "A100, 6 parts of a row": ("a100-40gb", 6, 1, {"weights": "bfloat16"}),
     "RTX 5090, every second layer": ("rtx-5090", 4, 3, {"checkpoint_every": 2}),
-    "MI300X, 7 parts": ("mi300x", 7, 4, {"optimizer": "adamw_fused"}),
+    "MI300X, 5 parts": ("mi300x", 5, 4, {"optimizer": "adamw_fused"}),
     "B200, autocast": ("b200", 4, 16, {"autocast": "bfloat16", "layers": 2}),
 }
 
