@@ -45,16 +45,22 @@ Explorer._follow = timed
 """
 WATCH = """() => {
     const root = document.querySelector(".labkit-explorer");
-    addEventListener("keydown", () => { window.pressed = performance.now(); }, true);
+    addEventListener("keydown", () => {
+        const pressed = performance.now();
+        window.tick = new Promise((resolve) => {
+            window.changed = () => resolve(performance.now() - pressed);
+        });
+    }, true);
     new MutationObserver((changes) => {
+        window.lastChange = performance.now();
         if (changes.some((change) => change.target.matches(".widget-html-content")))
-            requestAnimationFrame(() => { window.drawn = performance.now(); });
+            requestAnimationFrame(() => window.changed?.());
     }).observe(root, {childList: true, subtree: true});
 }"""
 
 
-RESTS = """() => performance.now() - Math.max(window.drawn ?? 0, window.pressed ?? 0) > 1000
-    && !document.querySelector(".labkit-words").innerText.startsWith("Working out")"""
+RESTS = """() => performance.now() - window.lastChange > 1000 &&
+    !document.querySelector(".labkit-words").innerText.startsWith("Working out")"""
 
 
 def main() -> None:
@@ -82,8 +88,7 @@ def main() -> None:
 def one_tick(lab, handle) -> float:
     """Milliseconds from a key to the new picture."""
     handle.press("ArrowRight")
-    lab.wait_for_function("window.drawn > window.pressed")
-    return lab.evaluate("window.drawn - window.pressed")
+    return lab.evaluate("window.tick")  # waits without asking again and again, which takes time
 
 
 def show(what: str, milliseconds: list[float]) -> None:
