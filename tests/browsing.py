@@ -15,6 +15,12 @@ import nbformat
 
 PROJECT = Path(__file__).resolve().parent.parent
 NOTEBOOK = PROJECT / "notebooks" / "09_plan_your_gpu.ipynb"
+KEEP_HERE = """
+from pathlib import Path
+from labkit import exploration
+
+exploration.BY_HAND = Path("by-hand").resolve()  # not among what the user's notebooks left
+"""
 BROWSERS = ("chromium", "chromium-browser", "google-chrome")
 # A cell out of sight is not drawn, and a question about news is in the way.
 SETTINGS = {
@@ -96,7 +102,7 @@ def notebook_in_lab(browser, folder, *, theme="JupyterLab Light", before=""):
         before: Code that is executed before the notebook's own.
     """
     notebook = nbformat.read(NOTEBOOK, as_version=4)
-    notebook.cells.insert(0, nbformat.v4.new_code_cell(before))
+    notebook.cells.insert(0, nbformat.v4.new_code_cell(KEEP_HERE + before))
     nbformat.write(notebook, folder / NOTEBOOK.name)
     themes = {"apputils-extension/themes": {"theme": theme}}
     settings = folder / "config" / "lab" / "user-settings" / "@jupyterlab"
