@@ -3,6 +3,7 @@
 import os
 import platform
 import subprocess
+from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
@@ -59,8 +60,9 @@ def installed_versions() -> dict[str, str | None]:
     return {package: installed_version(package) for package in PACKAGES}
 
 
+@cache
 def installed_version(package: str) -> str | None:
-    """The version of an installed package, None if there is none."""
+    """The version of an installed package, None if there is none; looked up once."""
     try:
         return version(package)
     except PackageNotFoundError:
