@@ -17,7 +17,7 @@ step memory trial measure
 predict.gpus space predict.roofline predict.counting predict.attention predict.cuda
 predict.events predict.log predict.whereabouts predict.tracer predict.fake predict.trace
 predict.segments predict.allocator predict.plain_replay predict.peaks
-predict.layers predict.timeline predict.recorded
+predict.stack predict.layers predict.polynomials predict.timeline predict.recorded
 predict.recipe_step predict.recipe_timeline predict.recipe_trace
 predict.prediction predict.recording predict.outlook predict.local_card
 predict.published_gpt2 predict.published_liger predict.published_steps predict.published

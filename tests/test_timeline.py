@@ -12,12 +12,13 @@ from labkit.model_source import find_model
 from labkit.precision import choose_precision
 from labkit.predict import recipe_step
 from labkit.predict.gpus import find_gpu
-from labkit.predict.layers import Unlike
 from labkit.predict.peaks import cuda_memory, peak_bytes
+from labkit.predict.polynomials import ROUNDINGS, Polynomials
 from labkit.predict.recipe_step import RecipeStep
 from labkit.predict.recipe_trace import step_trace
 from labkit.predict.roofline import model_time
-from labkit.predict.timeline import LENGTHS, ROUNDINGS, Pattern, Polynomials, points
+from labkit.predict.stack import Unlike
+from labkit.predict.timeline import LENGTHS, Pattern, points
 from labkit.recipe import Recipe
 from labkit.shapes import BatchShape
 

@@ -8,9 +8,9 @@ import torch
 
 from labkit.predict.attention import stand_in
 from labkit.predict.events import Trace
-from labkit.predict.layers import Unlike
 from labkit.predict.recipe_step import RecipeStep
 from labkit.predict.recorded import Recorded, find_recorded
+from labkit.predict.stack import Unlike
 from labkit.predict.timeline import LENGTHS, LONGEST, Pattern, Timeline
 from labkit.trainable import trainable_parameters
 

@@ -6,9 +6,9 @@ from itertools import pairwise
 import numpy as np
 
 from labkit.predict.events import Trace
-from labkit.predict.layers import UNITS
 from labkit.predict.recipe_step import RecipeStep
 from labkit.predict.recipe_timeline import fit_step, fits_one_row, general, has_timeline
+from labkit.predict.stack import UNITS
 from labkit.predict.timeline import LENGTHS
 from labkit.report import OWNERS
 from labkit.shapes import BatchShape

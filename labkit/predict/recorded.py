@@ -20,9 +20,11 @@ from labkit.data import DATA_FOLDER
 from labkit.machine import installed_version
 from labkit.model_source import SIZES, geometry
 from labkit.predict.events import Block, Trace
-from labkit.predict.layers import Growth, Stack
+from labkit.predict.layers import Growth
+from labkit.predict.polynomials import Polynomials
 from labkit.predict.roofline import OpCosts
-from labkit.predict.timeline import Pattern, Polynomials
+from labkit.predict.stack import Stack
+from labkit.predict.timeline import Pattern
 
 FOLDER = DATA_FOLDER / "timelines"
 LIBRARIES = ("torch", "transformers", "peft")
