@@ -24,7 +24,7 @@ def main() -> None:
             recipe = Recipe(model=model, batch_size=BATCH_SIZE, max_length=tokens)
             for gpu in GPUS.values():
                 start = time.perf_counter()
-                found = search(Job(recipe, tokens, tokens), gpu)
+                found = search(Job(recipe), gpu)
                 seconds.append(time.perf_counter() - start)
                 words = "nothing fits: " + "; ".join(found.remedies)
                 if found.plans:

@@ -28,6 +28,18 @@ def format_seconds(seconds: float) -> str:
     return f"{seconds:.2f} s" if seconds >= 1 else f"{seconds * 1000:.1f} ms"
 
 
+def count_words(count: int, name: str) -> str:
+    """A number of things: ``1 pair``, ``8 pairs``."""
+    return f"{count:,} {name}{'' if count == 1 else 's'}"
+
+
+def checkpoint_words(every: int) -> str:
+    """A value of ``checkpoint_every`` in words."""
+    return {0: "off", 1: "every layer", 2: "every 2nd layer", 3: "every 3rd layer"}.get(
+        every, f"every {every}th layer"
+    )
+
+
 def why_missing(report: Report) -> str:
     """Why a report has no figures: its status in words, and the reason it gives."""
     words, reason = STATUS_WORDS[report.status], " ".join(report.reason.split()).rstrip(".")

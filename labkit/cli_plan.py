@@ -17,18 +17,15 @@ from labkit.cli_options import (
 )
 from labkit.cli_output import print_json, show_table
 from labkit.recipe import Recipe, command_options, profile_named
-from labkit.space import MARGIN
+from labkit.space import MARGIN, PlanError
 
 if TYPE_CHECKING:
     from labkit.plan import Job, Search
 
 LARGEST = ("batch-size", "max-length")
+PREDICT_PROFILE = "0.6b"  # what labkit predict starts from
 
 app = typer.Typer(cls=LabGroup, rich_markup_mode="rich")
-
-
-class PlanError(ValueError):
-    """A plan that cannot be made as asked; the message says what to change."""
 
 
 @app.command(
@@ -76,7 +73,6 @@ def plan(
     Recipe fields that are given stay as they are; the others are searched. Without --data every
     pair is taken to be as long as --max-length. Exit status 1 where nothing fits.
     """
-    from labkit.plan import largest_batch, longest, search
     from labkit.predict.gpus import GPUS, find_gpu
 
     if largest is not None and largest not in LARGEST:
@@ -85,7 +81,9 @@ def plan(
         raise PlanError(f"{'--largest' if largest else '--export'} needs a card: add --gpu.")
     if largest and export:
         raise PlanError("--largest makes no plan to export: leave out one of them.")
-    cards = [find_gpu(gpu)] if gpu else list(GPUS.values())
+    cards = list(GPUS.values()) if gpu is None else [find_gpu(gpu)]
+    from labkit.plan import largest_batch, longest, search
+
     pairs, job = _job(recipe, given, data, skip_bad=skip_bad, margin=margin)
     with _console().status("planning") as status:
         if largest:
@@ -95,34 +93,49 @@ def plan(
             found = [search(job, card, progress=status.update) for card in cards]
     if largest:
         _show_largest(job, cards[0], largest, most, as_json=as_json)
-        return
-    if export and found[0].plans:
-        _export(found[0], pairs, export)
+        raise typer.Exit(int(not any(most.values())))
     if as_json:
         print_json({"searches": [_plain(one) for one in found]})
-    elif gpu:
-        _show(found[0], profile_named(profile).recipe)
+    elif gpu is not None:
+        _show(found[0])
     else:
         _show_cards(found)
+    if export and found[0].plans:
+        _export(found[0], pairs, export, is_synthetic=data is None)
     raise typer.Exit(int(not any(one.plans for one in found)))
 
 
 def _job(recipe: Recipe, given: frozenset[str], data: str | None, *, skip_bad, margin):
     """The pairs to train on, and what is to be planned for them."""
     from labkit.data import read_pairs
-    from labkit.plan import Job, aligned
-    from labkit.shapes import mean_longest, worst_shape
+    from labkit.model_source import check_recipe_fits
+    from labkit.plan import Job
+    from labkit.shapes import mean_longest, pair_lengths
     from labkit.tokenizer import load_tokenizer
 
-    pairs = read_pairs(data, skip_bad=skip_bad)
-    tokens = mean_tokens = recipe.max_length
-    if data is not None and recipe.padding != "max":
-        tokenizer = load_tokenizer(recipe.model)
-        tokens = worst_shape(recipe, pairs, tokenizer).tokens
-        mean_tokens = mean_longest(recipe, pairs, tokenizer)
-    if data is not None:
-        recipe = replace(recipe, batch_size=min(recipe.batch_size, len(pairs)))
-    return pairs, Job(recipe, aligned(tokens), aligned(mean_tokens), given, margin)
+    pairs, tokenizer = read_pairs(data, skip_bad=skip_bad), load_tokenizer(recipe.model)
+    job = Job(recipe, fixed=given, margin=margin)
+    check_recipe_fits(job.source, recipe, len(tokenizer))
+    if data is None:
+        return pairs, job
+    limit, whole = recipe.max_length, pair_lengths(pairs, tokenizer)
+    lengths = [min(length, limit) for length in whole]
+    if cut := sum(length > limit for length in whole):
+        typer.echo(
+            f"{cut:,} of {len(whole):,} pairs are longer than {limit} tokens and are cut there "
+            f"(the longest has {max(whole):,}: --max-length {max(whole)}).",
+            err=True,
+        )
+    if len(whole) < recipe.batch_size:
+        typer.echo(
+            f"{pairs.name} has {len(whole)} pairs: a batch of {recipe.batch_size} is planned "
+            "for as if it had more like them.",
+            err=True,
+        )
+    if recipe.padding == "max":
+        return pairs, job
+    mean = mean_longest(lengths, recipe.batch_size)
+    return pairs, Job(recipe, max(lengths), mean, given, margin)
 
 
 def _console():
@@ -134,7 +147,9 @@ def _console():
 
 def _show_largest(job: "Job", gpu, largest: str, found: dict[Recipe, int], *, as_json) -> None:
     """By kind of recipe, the largest batch or length that fits."""
-    from labkit.plan_words import margin_words
+    from labkit.captions import checkpoint_words
+    from labkit.plan import LARGEST_BATCH
+    from labkit.plan_words import margin_words, precision_words
 
     field = largest.replace("-", "_")
     if as_json:
@@ -142,32 +157,40 @@ def _show_largest(job: "Job", gpu, largest: str, found: dict[Recipe, int], *, as
         print_json({"gpu": gpu.name, "tokens": job.tokens, "largest": rows})
         return
     if largest == "batch-size":
-        asked = f"pairs of {job.tokens} tokens, {_parts(job.parts()[0])}"
+        asked = f"pairs of {job.round_tokens:,} tokens, {_parts(job.parts()[0])}"
     else:
         asked = f"{job.recipe.batch_size} pairs, {_parts(job.parts()[-1])}"
     typer.echo(
-        f"{gpu.title}, {job.recipe.model}, {asked}: the largest {field} that fits with "
+        f"{gpu.title}, {job.recipe.model}, {asked}: the largest {field} predicted to fit with "
         f"{job.margin:.0%} of the card ({margin_words(job, gpu)}) left free."
     )
     rows = sorted(found.items(), key=lambda item: -item[1])
+    limit = LARGEST_BATCH if largest == "batch-size" else job.length_limit
     show_table(
         {
-            "Weights": kind.weights,
-            "Autocast": kind.autocast,
-            "checkpoint_every": str(kind.checkpoint_every),
-            field: f"{most:,}" if most else "nothing fits",
+            "Precision": precision_words(kind.to_dict()),
+            "Checkpointing": checkpoint_words(kind.checkpoint_every),
+            field: _limited(most, limit),
         }
         for kind, most in rows
     )
+    if largest == "batch-size" and "micro_batches" not in job.fixed:
+        typer.echo("That is at once; in parts (--micro-batches), a larger batch fits as well.")
+
+
+def _limited(most: int, limit: int) -> str:
+    if not most:
+        return "nothing fits"
+    return f"{most:,}" + (" or more" if most == limit else "")
 
 
 def _parts(count: int) -> str:
     return "in one part" if count == 1 else f"in {count} parts"
 
 
-def _show(found: "Search", defaults: Recipe) -> None:
+def _show(found: "Search") -> None:
     """The plans for one card."""
-    from labkit.plan_words import gives_up, headline, plan_rows, remedy_words
+    from labkit.plan_words import gives_up, headline, plan_notes, plan_rows, remedy_words
 
     typer.echo(headline(found))
     if not found.plans:
@@ -176,19 +199,21 @@ def _show(found: "Search", defaults: Recipe) -> None:
         return
     show_table({"": str(number), **row} for number, row in enumerate(plan_rows(found), start=1))
     for number, one in enumerate(found.plans, start=1):
-        typer.echo(f"{number} gives up: {'; '.join(gives_up(one.recipe))}.")
+        typer.echo(f"{number} gives up: {'; '.join(gives_up(one))}.")
+    for sentence in plan_notes(found.plans):
+        typer.echo(sentence)
     typer.echo(
-        "Bytes are predicted, seconds modelled at the card's peak rates: a real step takes "
-        "longer, by a factor that is much the same for all. torch.compile is not searched: "
-        "what it does is not predicted but measured (labkit measure --compile default)."
+        "torch.compile is not searched, and these figures are without it: what it does is not "
+        "predicted but measured (labkit measure --compile default)."
     )
-    flags = " ".join(command_options(found.plans[0].recipe, defaults))
+    padded = replace(found.plans[0].recipe, padding="max", max_length=found.job.tokens)
+    flags = " ".join(command_options(padded, profile_named(PREDICT_PROFILE).recipe))
     typer.echo(f"The first in detail: labkit predict --gpu {found.gpu.name} {flags}")
 
 
 def _show_cards(found: list["Search"]) -> None:
     """The best plan for every card, and the smallest that will do."""
-    from labkit.plan_words import batch_words, plan_row
+    from labkit.plan_words import batch_words, plan_notes, plan_row
 
     job = found[0].job
     typer.echo(
@@ -196,14 +221,19 @@ def _show_cards(found: list["Search"]) -> None:
         f"{job.margin:.0%} of it left free, against the fastest of all."
     )
     fastest = min((one.plans[0].seconds for one in found if one.plans), default=0)
-    empty = {"Weights": "nothing fits"}
+    empty = {"Precision": "nothing fits"}
     show_table(
-        {"Card": one.gpu.title} | (plan_row(one.plans[0], fastest) if one.plans else empty)
+        {"Card": one.gpu.title.split(" ", 1)[1]}
+        | (plan_row(one.plans[0], fastest) if one.plans else empty)
         for one in found
     )
     fitting = [one.gpu for one in found if one.plans]
     if fitting:
-        typer.echo(f"The smallest card that will do: {fitting[0].title} ({fitting[0].name}).")
+        for sentence in plan_notes([plan for one in found for plan in one.plans[:1]]):
+            typer.echo(sentence)
+        smallest = fitting[0]
+        typer.echo(f"The card with the least memory that will do: {smallest.title} "
+                   f"({smallest.name}).")  # fmt: skip
     else:
         typer.echo("No card of the catalogue will do: shorten the pairs, or free more fields.")
 
@@ -224,7 +254,7 @@ def _plain(found: "Search") -> dict:
                 "recipe": one.recipe.to_dict(),
                 "modelled_seconds": one.seconds,
                 "against_the_fastest": one.seconds / found.plans[0].seconds,
-                "gives_up": gives_up(one.recipe),
+                "gives_up": gives_up(one),
                 "report": one.report.to_dict(),
             }
             for one in found.plans
@@ -233,12 +263,14 @@ def _plain(found: "Search") -> dict:
     }
 
 
-def _export(found: "Search", pairs, folder: Path) -> None:
+def _export(found: "Search", pairs, folder: Path, *, is_synthetic: bool) -> None:
     """Write the best plan as scripts."""
     from labkit.export import export_recipe
-    from labkit.plan_words import headline, plan_rows
+    from labkit.plan_words import comment_words
 
-    row = "; ".join(f"{name}: {value}" for name, value in plan_rows(found)[0].items())
-    comment = f"{headline(found)}\n{row}"
-    for path in export_recipe(found.plans[0].recipe, pairs, folder, comment=comment):
+    recipe = found.plans[0].recipe
+    for path in export_recipe(recipe, pairs, folder, comment=comment_words(found)):
         typer.echo(f"Written: {path}", err=True)
+    typer.echo(f"Try it: python {folder / 'train_transformers.py'} --max-steps 2", err=True)
+    if is_synthetic:
+        typer.echo("Its pairs are the lab's synthetic ones: --data exports yours.", err=True)

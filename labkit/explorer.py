@@ -7,11 +7,11 @@ from threading import RLock, Thread, Timer
 import ipywidgets as widgets
 from IPython.display import Javascript, display
 
+from labkit.captions import checkpoint_words
 from labkit.explorer_answer import answer
 from labkit.explorer_measure import measure_here
 from labkit.explorer_picture import message, picture
 from labkit.explorer_setting import LARGEST_BATCH, LENGTHS, MODELS, PARTS, Setting
-from labkit.explorer_words import checkpoint_words
 from labkit.predict.gpus import GPUS, find_gpu
 from labkit.recipe import Recipe
 from labkit.report import Report

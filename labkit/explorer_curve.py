@@ -2,7 +2,7 @@
 
 from math import log2
 
-from labkit.explorer_words import count_words
+from labkit.captions import count_words
 from labkit.report import Report, format_bytes
 
 IN_SIGHT = 20  # a line further away than this many times what is used would leave that a dot

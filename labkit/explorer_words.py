@@ -1,9 +1,10 @@
 """The explorer in words: verdict, summary, table, and the sentences of its notebook."""
 
-from labkit.captions import format_seconds, verdict_words
+from labkit.captions import checkpoint_words, count_words, format_seconds, verdict_words
 from labkit.explorer_answer import Answer
 from labkit.explorer_setting import Setting
 from labkit.report import OWNERS, Report, format_bytes
+from labkit.space import MARGIN
 
 
 def verdict(report: Report) -> tuple[str, str]:
@@ -13,18 +14,6 @@ def verdict(report: Report) -> tuple[str, str]:
         return "✖", f"does not fit, {format_bytes(-fit.margin_bytes)} too little"
     sign = "▲" if fit.gives_back_cache else "✔" if fit.fits else "✖"
     return sign, verdict_words(report)
-
-
-def checkpoint_words(every: int) -> str:
-    """A value of ``checkpoint_every`` in words."""
-    return {0: "off", 1: "every layer", 2: "every 2nd layer"}.get(
-        every, f"every {every}th layer"
-    )
-
-
-def count_words(count: int, name: str) -> str:
-    """A number of things: ``1 pair``, ``8 pairs``."""
-    return f"{count:,} {name}{'s' if count > 1 else ''}"
 
 
 def setting_words(setting: Setting) -> str:
@@ -56,8 +45,10 @@ def summary(answer: Answer) -> str:
         f"Predicted {peak_words(report)}; {name} hold most of it, {format_bytes(most)}",
     ]
     if report.modelled:
-        seconds = format_seconds(report.modelled["seconds"])
-        sentences.append(f"A step takes {seconds} at best, counted and not measured")
+        seconds = max(report.modelled["seconds"], report.modelled["launch_seconds"])
+        sentences.append(
+            f"A step takes {format_seconds(seconds)} at best, counted and not measured"
+        )
     sentences += [note[0].upper() + note[1:] for note in report.notes]
     return " ".join(f"{sentence}." for sentence in sentences)
 
@@ -157,6 +148,7 @@ def findings(answer: Answer, largest_batch: int) -> list[str]:
     return [
         f"{sign} {setting_words(setting)}: {words}.",
         f"At the peak, {name} hold {share} of what is allocated: {format_bytes(most)}.",
-        f"With all else as set, the largest batch that fits is {fitting}.",
+        f"With all else as set, the largest batch that fits is {fitting}, with nothing left "
+        f"free; labkit plan leaves {MARGIN:.0%}.",
         f"The peak goes {growth[0]}, and {growth[1]}.",
     ]

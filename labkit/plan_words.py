@@ -1,38 +1,46 @@
 """The words of a plan: what a recipe gives up, rows for tables, sentences."""
 
-from labkit.captions import format_seconds
+from labkit.captions import checkpoint_words, count_words, format_seconds
 from labkit.plan import Job, Plan, Search
 from labkit.predict.gpus import Gpu
-from labkit.recipe import Recipe
 from labkit.report import format_bytes
 
 BITS = {"bfloat16": 8, "float16": 11}  # significant ones; float32 has 24
+SHORT = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
 
 
-def gives_up(recipe: Recipe) -> list[str]:
+def precision_words(precision: dict[str, str]) -> str:
+    """The formats in which a step runs, in short: ``bf16 + autocast``."""
+    weights, autocast = precision["weights"], precision["autocast"]
+    if autocast == "none":
+        return SHORT[weights]
+    is_same = weights in (autocast, "float32")
+    return f"{SHORT[weights]} + autocast" + ("" if is_same else f" {SHORT[autocast]}")
+
+
+def gives_up(plan: Plan) -> list[str]:
     """What a recipe does without, against float32 in one part and nothing computed twice."""
+    recipe, precision = plan.recipe, plan.report.precision
+    weights, autocast = precision["weights"], precision["autocast"]
     given_up = []
-    if recipe.weights != "float32":
+    if weights != "float32":
         given_up.append(
-            f"base weights are rounded to {BITS[recipe.weights]} significant bits "
-            f"({recipe.weights})"
+            f"the base is kept and computed in {weights} ({BITS[weights]} significant bits)"
         )
-    if recipe.autocast != "none":
-        given_up.append(
-            f"products are rounded to {BITS[recipe.autocast]} significant bits "
-            f"({recipe.autocast})"
-        )
-    if "float16" in (recipe.weights, recipe.autocast):
+    if autocast != "none":
+        which = "LoRA's products" if weights == autocast else "products"
+        given_up.append(f"{which} are computed in {autocast}")
+    if "float16" in (weights, autocast):
         given_up.append("float16 ends at 65,504: updates with an infinite gradient are skipped")
     if recipe.checkpoint_every:
-        layers = {1: "every layer", 2: "every second layer"}.get(
-            recipe.checkpoint_every, f"one of {recipe.checkpoint_every} layers"
-        )
-        given_up.append(f"the forward of {layers} is computed twice")
-    if (parts := recipe.micro_batches) > 1:
         given_up.append(
-            f"only {recipe.batch_size // parts} pairs are computed at a time, so kernels are "
-            "smaller; the gradient is the same"
+            f"the forward of {checkpoint_words(recipe.checkpoint_every)} is computed twice"
+        )
+    if (parts := recipe.micro_batches) > 1:
+        rows = recipe.batch_size // parts
+        given_up.append(
+            f"{rows} pair{'s are' if rows > 1 else ' is'} computed at a time, which keeps a "
+            "card less busy (the gradient is the same)"
         )
     return given_up or ["nothing"]
 
@@ -47,17 +55,27 @@ def plan_row(plan: Plan, fastest_seconds: float) -> dict[str, str]:
     recipe, report = plan.recipe, plan.report
     parts = recipe.micro_batches
     return {
-        "Weights": recipe.weights,
-        "Autocast": recipe.autocast,
-        "Recomputed": {0: "no layer", 1: "every layer"}.get(
-            recipe.checkpoint_every, f"1 of {recipe.checkpoint_every} layers"
-        ),
+        "Precision": precision_words(report.precision),
+        "Checkpointing": checkpoint_words(recipe.checkpoint_every),
         "Parts × pairs": f"{parts} × {recipe.batch_size // parts}",
         "Peak reserved": format_bytes(report.memory.peak_reserved_bytes),
-        "Left on the card": format_bytes(report.fit.margin_bytes),
-        "Step, modelled at best": format_seconds(plan.seconds),
-        "Against the fastest": f"{plan.seconds / fastest_seconds:.2f}×",
+        "Left": format_bytes(report.fit.margin_bytes),
+        "Step": format_seconds(plan.seconds),
+        "Ratio": f"{plan.seconds / fastest_seconds:.2f}×",
     }
+
+
+def plan_notes(plans: list[Plan]) -> list[str]:
+    """What has to be said of the figures of all plans, once."""
+    notes = dict.fromkeys(
+        note for plan in plans for note in plan.report.notes if not note.startswith("timeline")
+    )
+    return [
+        "Bytes are predicted. Step is modelled, at best, and Ratio against the fastest; they "
+        "were compared with no card: take ratios near 1 as equal, and measure the candidates "
+        "(labkit measure).",
+        *(f"{note[0].upper()}{note[1:]}." for note in notes),
+    ]
 
 
 def headline(search: Search) -> str:
@@ -70,9 +88,19 @@ def headline(search: Search) -> str:
     return f"{asked}: the fastest recipes that fit {left}."
 
 
+def comment_words(search: Search) -> str:
+    """The first plan in two lines, for whoever reads an exported script."""
+    row = plan_rows(search)[0]
+    return (
+        f"Planned for {search.gpu.title}, {batch_words(search.job)}.\n"
+        f"Predicted peak: {row['Peak reserved']} reserved, {row['Left']} left on the card; a "
+        f"step takes {row['Step']} at best (modelled)."
+    )
+
+
 def batch_words(job: Job) -> str:
     """The batch that is planned for."""
-    words = f"{job.recipe.batch_size} pairs of at most {job.tokens} tokens"
+    words = f"{count_words(job.recipe.batch_size, 'pair')} of at most {job.tokens:,} tokens"
     if job.mean_tokens != job.tokens:
         words += f" (time for {job.mean_tokens}, the longest of a batch on average)"
     return words

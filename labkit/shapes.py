@@ -10,7 +10,7 @@ from labkit.tokenizer import encode
 from labkit.tokens import Batch
 
 CHUNK = 2000  # pairs tokenised at a time
-SAMPLED_PAIRS, SAMPLED_BATCHES = 4000, 200
+SAMPLED_BATCHES = 200
 
 
 @dataclass(frozen=True)
@@ -60,14 +60,21 @@ def worst_shape(recipe: Recipe, pairs: Pairs, tokenizer) -> BatchShape:
     return BatchShape(count, longest, shortest < longest, why)
 
 
-def mean_longest(recipe: Recipe, pairs: Pairs, tokenizer) -> float:
+def pair_lengths(pairs: Pairs, tokenizer) -> list[int]:
+    """Tokens of each pair, uncut."""
+    lengths = []
+    for start in range(0, len(pairs), CHUNK):
+        chosen = slice(start, start + CHUNK)
+        rows = encode(tokenizer, pairs.first[chosen], pairs.second[chosen])
+        lengths += [len(row) for row in rows]
+    return lengths
+
+
+def mean_longest(lengths: list[int], batch_size: int) -> float:
     """The length of a batch's longest pair, on average over batches drawn at random.
 
-    From a sample of the pairs, the same one each time.
+    The same batches are drawn each time.
     """
     draw = random.Random(0)
-    chosen = draw.sample(range(len(pairs)), min(len(pairs), SAMPLED_PAIRS))
-    first, second = ([texts[i] for i in chosen] for texts in (pairs.first, pairs.second))
-    lengths = [len(row) for row in encode(tokenizer, first, second, recipe.max_length)]
-    count = min(recipe.batch_size, len(lengths))
+    count = min(batch_size, len(lengths))
     return fmean(max(draw.sample(lengths, count)) for _ in range(SAMPLED_BATCHES))

@@ -17,6 +17,10 @@ MARGIN = 0.05  # share of a card that a plan leaves free
 CHECKPOINTS = (0, 1, 2)  # of checkpoint_every: fewer layers than every second save ever less
 
 
+class PlanError(ValueError):
+    """A plan that cannot be made as asked; the message says what to change."""
+
+
 def half_format(gpu: Gpu) -> str:
     """The 16-bit format to use on a card: bfloat16, where it has it."""
     return "bfloat16" if "bfloat16" in gpu.native_dtypes else "float16"

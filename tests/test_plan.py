@@ -7,17 +7,19 @@ import pytest
 from typer.testing import CliRunner
 
 from labkit.cli import app
-from labkit.model_source import find_model
+from labkit.model_source import find_model, geometry
 from labkit.plan import (
     BEST,
     Job,
+    Plan,
+    PlanError,
     aligned,
     largest_batch,
     longest,
     search,
     smallest_card,
 )
-from labkit.plan_words import gives_up, headline, plan_rows
+from labkit.plan_words import gives_up, headline, plan_notes, plan_row, plan_rows
 from labkit.predict.gpus import GPUS, find_gpu
 from labkit.predict.outlook import Outlook
 from labkit.predict.peaks import cuda_memory
@@ -26,7 +28,7 @@ from labkit.predict.recipe_step import RecipeStep
 from labkit.predict.roofline import model_time
 from labkit.predict.segments import MIB
 from labkit.recipe import Recipe
-from labkit.shapes import mean_longest
+from labkit.shapes import mean_longest, pair_lengths
 from labkit.space import CHECKPOINTS
 from labkit.tokenizer import load_tokenizer
 
@@ -36,8 +38,8 @@ L4 = find_gpu("l4")
 ALL_KINDS = frozenset({"weights", "autocast", "checkpoint_every"})
 
 
-def job(recipe=RECIPE, tokens=TOKENS, **values):
-    return Job(recipe, tokens, values.pop("mean_tokens", tokens), **{"margin": 0, **values})
+def job(recipe=RECIPE, **values):
+    return Job(recipe, **{"margin": 0, **values})
 
 
 def card_with(room_bytes, gpu=L4):
@@ -124,8 +126,9 @@ def test_the_remedies_are_the_largest_that_fit(every_recipe):
     shorter, card = search(job(), gpu).remedies
     tokens = int(shorter.rpartition(" ")[2].rstrip(")"))
     assert tokens < TOKENS
-    assert search(job(replace(RECIPE, max_length=tokens), tokens), gpu).plans
-    assert not search(job(replace(RECIPE, max_length=tokens + 8), tokens + 8), gpu).plans
+    assert search(job(replace(RECIPE, max_length=tokens)), gpu).plans
+    longer = range(tokens + 8, TOKENS + 8, 8)
+    assert not any(search(job(replace(RECIPE, max_length=n)), gpu).plans for n in longer)
     assert card == "as it is, NVIDIA RTX 2080 Ti 11GB (--gpu rtx-2080-ti)"
 
 
@@ -152,7 +155,7 @@ def test_the_longest_pairs_are_those_of_trying_each():
 
 def test_no_smaller_card_will_do():
     recipe = Recipe(model="Qwen/Qwen3-Embedding-4B", batch_size=16, max_length=256)
-    asked = job(recipe, 256, fixed=ALL_KINDS)  # 16 GB of float32 weights alone
+    asked = job(recipe, fixed=ALL_KINDS)  # 16 GB of float32 weights alone
     card = smallest_card(asked)
     assert card.memory_bytes > 16e9
     cards = list(GPUS.values())
@@ -193,40 +196,100 @@ def test_the_margin_stays_free():
 
 def test_lengths_are_planned_in_eights():
     assert [aligned(tokens) for tokens in (1, 8, 9, 18.5, 64)] == [8, 8, 16, 24, 64]
+    asked = job(tokens=99, mean_tokens=60.2)
+    assert (asked.tokens, asked.round_tokens, asked.mean_tokens) == (99, 104, 64)
+
+
+def test_a_length_between_eights_fits_as_it_is():
+    """Masks of such lengths are padded first, which can take more than a longer length."""
+    recipe = Recipe(model="qwen3-tiny", batch_size=4, max_length=1017)
+    fixed = ALL_KINDS | {"micro_batches"}
+    exact, rounded = (
+        Outlook(replace(recipe, optimizer="adamw_fused"), L4).report(4, tokens).memory
+        for tokens in (1017, 1024)
+    )
+    assert exact.peak_reserved_bytes > rounded.peak_reserved_bytes
+    enough, short = (card_with(exact.peak_reserved_bytes - less) for less in (0, 2 * MIB))
+    (plan,) = search(job(recipe, fixed=fixed), enough).plans
+    assert plan.report.memory == exact
+    assert not search(job(recipe, fixed=fixed), short).plans
+
+
+def test_parts_that_do_not_divide_the_batch():
+    recipe = replace(RECIPE, batch_size=10, micro_batches=3)
+    with pytest.raises(
+        PlanError, match=r"10 has no 3 equal parts .*; 1, 2, 5, 10 are possible"
+    ):
+        job(recipe, fixed=frozenset({"micro_batches"}))
+
+
+def test_pairs_longer_than_the_recipe_reads():
+    with pytest.raises(PlanError, match=r"pairs of 600 tokens, .* max_length of 512"):
+        job(tokens=600)
+
+
+def test_a_model_of_one_layer_has_no_second_one_to_recompute(tmp_path):
+    config = geometry("qwen3-tiny")
+    config.num_hidden_layers, config.layer_types = 1, ["full_attention"]
+    config.save_pretrained(tmp_path)
+    recipe = replace(RECIPE, model=str(tmp_path / "config.json"))
+    assert {kind.checkpoint_every for kind in job(recipe).kinds(L4)} == {0, 1}
+
+
+def test_the_positions_of_a_model_may_be_no_multiple_of_8(tmp_path):
+    config = geometry("qwen3-tiny")
+    config.max_position_embeddings = 130
+    config.save_pretrained(tmp_path)
+    asked = job(replace(RECIPE, model=str(tmp_path / "config.json"), max_length=130))
+    assert (asked.round_tokens, asked.mean_tokens, asked.length_limit) == (130, 128, 128)
+
+
+def test_a_given_16_bit_format_is_that_of_autocast_too():
+    recipe = replace(RECIPE, weights="float16")
+    found = job(recipe, fixed=frozenset({"weights"})).kinds(L4)
+    assert {kind.autocast for kind in found} == {"none", "float16"}
 
 
 def test_the_mean_longest_pair_of_batches(pairs):
     tokenizer = load_tokenizer("qwen3-tiny")
-    lengths = [
+    lengths = pair_lengths(pairs, tokenizer)
+    assert lengths == [
         len(tokenizer(a, b)["input_ids"])
         for a, b in zip(pairs.first, pairs.second, strict=True)
     ]
-    one = mean_longest(replace(RECIPE, batch_size=1), pairs, tokenizer)
-    assert one == pytest.approx(sum(lengths) / len(lengths), rel=0.15)
-    assert mean_longest(replace(RECIPE, batch_size=len(pairs)), pairs, tokenizer) == max(
-        lengths
-    )
+    assert mean_longest(lengths, 1) == pytest.approx(sum(lengths) / len(lengths), rel=0.15)
+    assert mean_longest(lengths, len(lengths)) == max(lengths)
 
 
 # ---- words
 
 
+def a_plan(**fields):
+    recipe = Recipe(model="qwen3-tiny", **fields)
+    return Plan(recipe, Outlook(recipe, find_gpu("t4")).report(32, 64), 1.0)
+
+
 def test_what_is_given_up():
-    assert gives_up(Recipe()) == ["nothing"]
-    all_of_it = gives_up(
-        Recipe(weights="float16", autocast="float16", checkpoint_every=1, micro_batches=4)
-    )
-    for words in ("base weights", "11 significant bits", "65,504", "twice", "only 8 pairs"):
+    assert gives_up(a_plan()) == ["nothing"]
+    fields = {"checkpoint_every": 1, "micro_batches": 4}
+    all_of_it = gives_up(a_plan(weights="float16", autocast="float16", **fields))
+    for words in ("kept and computed in float16", "65,504", "twice", "8 pairs are"):
         assert any(words in sentence for sentence in all_of_it), words
-    assert "every second layer" in gives_up(Recipe(checkpoint_every=2))[0]
-    assert "one of 5 layers" in gives_up(Recipe(checkpoint_every=5))[0]
+    assert "every 2nd layer" in gives_up(a_plan(checkpoint_every=2))[0]
+
+
+def test_words_are_of_the_formats_that_are_used():
+    plan = a_plan(weights="bfloat16")  # which a T4 does not have
+    assert plan_row(plan, 1.0)["Precision"] == "fp16"
+    assert "computed in float16 (11 significant bits)" in gives_up(plan)[0]
+    assert "bfloat16 was asked for, float16 is used" in plan_notes([plan])[1]
+    assert plan_row(a_plan(autocast="float16"), 1.0)["Precision"] == "fp32 + autocast"
 
 
 def test_rows_are_in_the_order_of_the_plans():
-    found = search(job(), L4)
-    rows = plan_rows(found)
-    assert rows[0]["Against the fastest"] == "1.00×"
-    shares = [float(row["Against the fastest"].rstrip("×")) for row in rows]
+    rows = plan_rows(search(job(), L4))
+    assert rows[0]["Ratio"] == "1.00×"
+    shares = [float(row["Ratio"].rstrip("×")) for row in rows]
     assert shares == sorted(shares)
     assert rows[0]["Parts × pairs"] == "1 × 4"
 
@@ -244,7 +307,13 @@ def test_a_card_gets_three_plans_and_what_they_give_up():
     assert "8 pairs of at most 64 tokens" in result.stdout
     for number in range(1, BEST + 1):
         assert f"{number} gives up: " in result.stdout
-    assert "labkit predict --gpu t4 --max-length 64" in result.stdout
+    command = result.stdout.splitlines()[-1].partition("labkit ")[2].split()
+    again = CliRunner().invoke(app, [*command, "--json"])
+    shown = json.loads(invoke("--gpu", "t4", "--max-length", 64, "--json").stdout)
+    best = shown["searches"][0]["plans"][0]["report"]["memory"]
+    memory = json.loads(again.stdout)["memory"]
+    for name in ("peak_allocated_bytes", "peak_reserved_bytes", "by_owner"):
+        assert memory[name] == best[name], name
 
 
 def test_json_holds_recipes_and_reports():
@@ -260,8 +329,8 @@ def test_json_holds_recipes_and_reports():
 def test_without_a_card_every_card_is_planned_for():
     result = invoke()
     for gpu in GPUS.values():
-        assert gpu.title in result.stdout
-    assert "The smallest card that will do: NVIDIA RTX 2080 Ti" in result.stdout
+        assert gpu.title.split(" ", 1)[1] in result.stdout
+    assert "The card with the least memory that will do: NVIDIA RTX 2080 Ti" in result.stdout
 
 
 def test_nothing_fits_is_status_1_with_what_would():
@@ -269,6 +338,7 @@ def test_nothing_fits_is_status_1_with_what_would():
     result = invoke("--model", "Qwen/Qwen3-Embedding-4B", "--gpu", "t4", *fixed)
     assert result.exit_code == 1
     assert "nothing fits" in result.stdout
+    assert "on this card, another recipe (leave out --weights, --autocast" in result.stdout
     assert "What would fit: as it is, NVIDIA A10" in result.stdout
 
 
@@ -277,16 +347,28 @@ def test_data_decides_how_long_pairs_are(tmp_path):
     file.write_text("sentence1\tsentence2\tlabel\n" + "花呗\t借呗\t0\n" * 20)
     result = invoke("--gpu", "t4", "--data", file, "--max-length", 512, "--json")
     (found,) = json.loads(result.stdout)["searches"]
-    assert found["tokens"] == found["mean_tokens"] == 8
+    assert 2 < found["tokens"] <= found["mean_tokens"] == 8
+    assert found["batch_size"] == 8
     assert found["plans"][0]["recipe"]["max_length"] == 512
+    few = invoke("--gpu", "t4", "--data", file, "--batch-size", 64, "--max-length", 4)
+    assert "20 of 20 pairs are longer than 4 tokens and are cut there" in few.stderr
+    assert "has 20 pairs: a batch of 64 is planned for" in few.stderr
     whole = invoke("--gpu", "t4", "--data", file, "--padding", "max", "--json")
     assert json.loads(whole.stdout)["searches"][0]["tokens"] == 32
+
+
+def test_none_of_the_largest_fits_is_status_1():
+    large = ("--model", "Qwen/Qwen3-Embedding-8B", "--weights", "float32", "--autocast", "none")
+    result = invoke("--gpu", "t4", "--largest", "batch-size", *large)
+    assert result.exit_code == 1
+    assert result.stdout.count("nothing fits") == 3
 
 
 def test_the_largest_are_shown_by_kind():
     result = invoke("--gpu", "t4", "--largest", "batch-size", "--weights", "float32")
     assert "in one part" in result.stdout
-    assert result.stdout.count("float32 ") == 6
+    assert result.stdout.count("fp32") == 6
+    assert "in parts (--micro-batches), a larger batch fits as well" in result.stdout
     rows = json.loads(invoke("--gpu", "t4", "--largest", "max-length", "--json").stdout)
     assert len(rows["largest"]) == 12
     assert all(row["max_length"] % 8 == 0 for row in rows["largest"])
@@ -301,6 +383,9 @@ def test_the_largest_are_shown_by_kind():
         (("--gpu", "t4", "--largest", "batch-size", "--export", "x"), "leave out one of them"),
         (("--gpu", "rtx"), "fits several"),
         (("--gpu", "t4", "--max-length", 32776), "more than its 32768 positions"),
+        (("--gpu", ""), "is not in the catalogue"),
+        (("--gpu", "t4", "--attention", "flash_attention_2"), "predict with sdpa"),
+        (("--gpu", "t4", "--micro-batches", 3), "batch_size 8 has no 3 equal parts"),
     ],
 )
 def test_what_cannot_be_planned_is_one_sentence(arguments, words):
@@ -321,5 +406,6 @@ def test_a_plan_is_exported(tmp_path, monkeypatch):
     result = invoke("--gpu", "t4", "--export", tmp_path / "plan")
     assert result.exit_code == 0, result.output
     assert "train_labkit.py" in result.stderr
-    assert "Peak reserved" in asked["comment"]
+    assert "Predicted peak: " in asked["comment"]
+    assert "synthetic ones: --data exports yours" in result.stderr
     assert asked["recipe"].optimizer == "adamw_fused"

@@ -82,6 +82,18 @@ def test_what_is_saved_is_what_is_read(tmp_path, monkeypatch):
     assert list(tmp_path.iterdir()) == [file]
 
 
+@pytest.mark.parametrize("damage", [lambda whole: b"", lambda whole: whole[:5000], None])
+def test_a_damaged_archive_is_as_good_as_none(tmp_path, monkeypatch, caplog, damage):
+    step = next(recorded_steps("qwen3-tiny", find_gpu("t4")))
+    key = recorded_key(step, 0, aligned=True)
+    whole = file_of("qwen3-tiny", "t4").read_bytes()
+    monkeypatch.setattr(recorded, "FOLDER", tmp_path)
+    middle = whole[:100] + bytes(2000) + whole[2100:]  # the archive opens, a member does not
+    file_of("qwen3-tiny", "t4").write_bytes(damage(whole) if damage else middle)
+    assert find_recorded(step.source.config, "t4", key) is None
+    assert "is damaged" in caplog.text
+
+
 @pytest.mark.parametrize("gpu", GPUS)
 @pytest.mark.parametrize("head_dim", [64, 128, 224])
 def test_a_card_and_its_stand_in_choose_the_same_kernels(gpu, head_dim):

@@ -15,6 +15,7 @@ from labkit.predict.gpus import find_gpu
 from labkit.predict.peaks import cuda_memory, peak_bytes
 from labkit.predict.polynomials import ROUNDINGS, Polynomials
 from labkit.predict.recipe_step import RecipeStep
+from labkit.predict.recipe_timeline import has_timeline
 from labkit.predict.recipe_trace import step_trace
 from labkit.predict.roofline import model_time
 from labkit.predict.stack import Unlike
@@ -137,6 +138,15 @@ def test_two_parts_stand_for_more_and_one_card_for_others(name):
         quick, true = model_time(fast.costs[-1], card), model_time(slow.costs[-1], card)
         assert (quick.flops, quick.launches) == (true.flops, true.launches)
         assert quick.seconds == pytest.approx(true.seconds, rel=1e-3)
+
+
+def test_layers_that_a_config_tells_apart_have_no_timeline():
+    one = step(layers=6)
+    assert has_timeline(one)
+    one.source.config.no_rope_layers = [1, 1, 1, 1, 1, 0]
+    assert not has_timeline(one)
+    one.source.config.no_rope_layers = [1] * 6
+    assert has_timeline(one)
 
 
 def test_uneven_parts_are_traced_as_they_are():

@@ -27,7 +27,7 @@ def stand_in(gpu: Gpu, head_dim: int) -> Gpu:
     """
     if gpu.capability < (8, 0):
         return GPUS["t4"]
-    if _has_cudnn_attention(gpu):
+    if has_cudnn_attention(gpu):
         return GPUS["h100"]
     if head_dim > NARROW_HEAD and _has_little_shared_memory(gpu):
         return GPUS["rtx-3090"]
@@ -45,7 +45,7 @@ def choose_backend(gpu: Gpu, query, key, value, mask, dropout: float) -> str:
     ampere, half = gpu.capability >= (8, 0), query.dtype in HALF
     if any(tensor.shape[2] == 0 or tensor.stride(-1) != 1 for tensor in (query, key, value)):
         return "math"
-    if half and _has_cudnn_attention(gpu) and dim == value_dim <= 128 and dim % 8 == 0:
+    if half and has_cudnn_attention(gpu) and dim == value_dim <= 128 and dim % 8 == 0:
         return "cudnn"  # first in the order since the wheels bundle cuDNN 9.15.1
     if half and ampere and mask is None and dim == value_dim <= 256:
         trained = any(tensor.requires_grad for tensor in (query, key, value))
@@ -61,7 +61,8 @@ def choose_backend(gpu: Gpu, query, key, value, mask, dropout: float) -> str:
     return "math"
 
 
-def _has_cudnn_attention(gpu: Gpu) -> bool:
+def has_cudnn_attention(gpu: Gpu) -> bool:
+    """Whether 16-bit attention is cuDNN's there, whose workspace nobody else knows."""
     return gpu.vendor == "nvidia" and gpu.capability[0] in (9, 10)
 
 

@@ -7,7 +7,7 @@ from labkit.model_source import ModelSource, check_recipe_fits, find_model
 from labkit.predict.events import Trace
 from labkit.predict.gpus import Gpu
 from labkit.predict.peaks import peak_bytes
-from labkit.predict.prediction import complete, precision_on
+from labkit.predict.prediction import check_attention, complete, precision_on
 from labkit.predict.recipe_step import RecipeStep
 from labkit.predict.recipe_trace import step_trace
 from labkit.predict.roofline import model_time
@@ -28,11 +28,13 @@ class Outlook:
 
     Raises:
         ModelError: There is no such model.
+        PredictError: An attention that cannot be traced.
     """
 
     def __init__(
         self, recipe: Recipe, gpu: Gpu | None, *, source: ModelSource | None = None
     ) -> None:
+        check_attention(recipe)
         self.recipe, self.gpu = recipe, gpu
         self.source = source or find_model(recipe.model)
         self.precision = precision_on(gpu, recipe)

@@ -9,6 +9,7 @@ from labkit.data import Pairs
 from labkit.machine import installed_versions, machine_facts
 from labkit.model_source import ModelSource, check_recipe_fits, find_model
 from labkit.precision import Precision, choose_precision, native_precision
+from labkit.predict.attention import has_cudnn_attention
 from labkit.predict.events import Trace
 from labkit.predict.gpus import Gpu, find_gpu
 from labkit.predict.peaks import cpu_memory, cuda_memory, judge_fit
@@ -60,11 +61,7 @@ def predict(
     gpu = find_gpu(gpu) if isinstance(gpu, str) else gpu
     if gpu and emulate:
         raise PredictError("emulate is for this machine's CPU: leave out the card, or emulate.")
-    if recipe.attention == "flash_attention_2":
-        raise PredictError(
-            "attention flash_attention_2 takes padding out of the batch, so its bytes depend "
-            "on the texts; predict with sdpa, whose kernel is the same where nothing is padded."
-        )
+    check_attention(recipe)
     source = source or find_model(recipe.model)
     tokenizer = load_tokenizer(recipe.model)
     check_recipe_fits(source, recipe, len(tokenizer))
@@ -99,6 +96,19 @@ def predict(
             "kernels keep other tensors"
         )
     return complete(report, trace, gpu, expandable_segments=expandable_segments)
+
+
+def check_attention(recipe: Recipe) -> None:
+    """Refuse an attention whose bytes a trace cannot tell.
+
+    Raises:
+        PredictError: It is flash_attention_2.
+    """
+    if recipe.attention == "flash_attention_2":
+        raise PredictError(
+            "attention flash_attention_2 takes padding out of the batch, so its bytes depend "
+            "on the texts; predict with sdpa, whose kernel is the same where nothing is padded."
+        )
 
 
 def predict_step(
@@ -183,10 +193,14 @@ def complete(
     report.memory = cuda_memory(trace, expandable_segments=expandable_segments, brief=brief)
     report.fit = judge_fit(trace, report.memory, gpu, expandable_segments=expandable_segments)
     report.modelled = asdict(model_time(trace.costs[-1], gpu))
+    if gpu.vendor == "amd":
+        report.notes.append("attention on AMD cards is predicted as on NVIDIA's")
     products = trace.costs[-1]
     used = {
         dtype for dtype, flops in zip(products.dtypes, products.flops, strict=True) if flops
     }
+    if has_cudnn_attention(gpu) and used & {"float16", "bfloat16"}:
+        report.notes.append("the workspace of cuDNN's attention is not known, and not counted")
     for dtype in sorted(used - set(gpu.native_dtypes)):
         report.notes.append(
             f"the step multiplies in {dtype}, for which {gpu.title} has no instructions: it "

@@ -31,8 +31,11 @@ class Fitted:
 
 def general(step: RecipeStep) -> RecipeStep:
     """The step that stands for all whose timeline is the same."""
+    formats = step.precision.to_dict()  # what is computed in, whatever was asked for
     recipe = replace(
         step.recipe,
+        weights=formats["weights"],
+        autocast=formats["autocast"],
         **{"batch_size": max(2, step.recipe.micro_batches), "max_length": LONGEST},
         **{"padding": "max", "compile": "none", "cached": False},
         **{"learning_rate": 1e-4, "seed": 0},
@@ -147,9 +150,16 @@ def has_timeline(step: RecipeStep) -> bool:
     """Whether few points, and few layers of a deep model, can stand for all."""
     config = step.source.config
     kinds = set(getattr(config, "layer_types", None) or ["full_attention"])
+    depth = getattr(config, "num_hidden_layers", 0)
+    of_layers = (
+        value
+        for value in config.to_dict().values()
+        if isinstance(value, list) and len(value) == depth
+    )
     rope = getattr(config, "rope_parameters", None) or {}
     return (
-        getattr(config, "num_hidden_layers", 0) >= 1
+        depth >= 1
+        and all(value == value[:1] * depth for value in of_layers)  # layers are alike
         and getattr(config, "max_position_embeddings", 0) >= LONGEST
         and kinds == {"full_attention"}  # a window is another path for longer rows
         and not getattr(config, "sliding_window", None)

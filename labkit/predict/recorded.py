@@ -7,11 +7,12 @@ pattern is used only with the versions of the libraries that it was fitted with.
 
 import hashlib
 import json
+import logging
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
-from functools import cache
+from lzma import LZMAError
 from pathlib import Path
-from zipfile import ZIP_LZMA, ZipFile, ZipInfo
+from zipfile import ZIP_LZMA, BadZipFile, ZipFile, ZipInfo
 
 import numpy as np
 from transformers import PretrainedConfig
@@ -25,6 +26,8 @@ from labkit.predict.polynomials import Polynomials
 from labkit.predict.roofline import OpCosts
 from labkit.predict.stack import Stack
 from labkit.predict.timeline import Pattern
+
+logger = logging.getLogger(__name__)
 
 FOLDER = DATA_FOLDER / "timelines"
 LIBRARIES = ("torch", "transformers", "peft")
@@ -69,12 +72,21 @@ def find_recorded(config: PretrainedConfig, gpu: str, key: dict) -> Recorded | N
     """The pattern with that key, None where there is none that can be used."""
     model = built_in_model(config)
     file = model and file_of(model, gpu)
-    if not file or not file.is_file() or _versions_in(file) != versions():
+    if not file or not file.is_file():
         return None
-    with ZipFile(file) as archive:
-        if (name := _member(key)) not in archive.namelist():
-            return None
-        return _from_plain(json.loads(archive.read(name)))
+    try:
+        with ZipFile(file) as archive:
+            if json.loads(archive.read(VERSIONS)) != versions():
+                return None
+            if (name := _member(key)) not in archive.namelist():
+                return None
+            return _from_plain(json.loads(archive.read(name)))
+    except (BadZipFile, LZMAError, EOFError, KeyError, ValueError) as error:
+        logger.warning(
+            "%s is damaged (%s), so its timelines are fitted anew; labkit data timelines "
+            "writes it again.", file, type(error).__name__,
+        )  # fmt: skip
+        return None
 
 
 def save_recorded(file: Path, entries: Iterable[tuple[dict, Recorded]]) -> None:
@@ -89,12 +101,6 @@ def save_recorded(file: Path, entries: Iterable[tuple[dict, Recorded]]) -> None:
             text = json.dumps(document, separators=(",", ":"))
             archive.writestr(ZipInfo(name), text, ZIP_LZMA)
     unfinished.replace(file)
-
-
-@cache
-def _versions_in(file: Path) -> dict[str, str]:
-    with ZipFile(file) as archive:
-        return json.loads(archive.read(VERSIONS))
 
 
 def _member(key: dict) -> str:
