@@ -267,6 +267,8 @@ def _largest(outlook: Outlook, shapes: list[tuple[int, int]], budget: int) -> tu
     allocated bytes fit is found by halving, and from there on down each is tried, in steps of
     half a percent first.
     """
+    if not _fits(outlook, shapes[0], budget):
+        return 0, 0
     beyond = bisect_right(shapes, budget, key=lambda shape: outlook.peaks([shape])[0])
     stride = max(1, beyond // 200)
     for start in range(beyond, 0, -stride):
@@ -274,4 +276,4 @@ def _largest(outlook: Outlook, shapes: list[tuple[int, int]], budget: int) -> tu
             between = range(min(start + stride, beyond + 1) - 1, start, -1)
             better = (at for at in between if _fits(outlook, shapes[at - 1], budget))
             return shapes[next(better, start) - 1]
-    return 0, 0
+    return shapes[0]

@@ -127,8 +127,10 @@ def test_the_remedies_are_the_largest_that_fit(every_recipe):
     tokens = int(shorter.rpartition(" ")[2].rstrip(")"))
     assert tokens < TOKENS
     assert search(job(replace(RECIPE, max_length=tokens)), gpu).plans
-    longer = range(tokens + 8, TOKENS + 8, 8)
-    assert not any(search(job(replace(RECIPE, max_length=n)), gpu).plans for n in longer)
+    for kind in job().kinds(gpu):
+        outlook = Outlook(replace(kind, micro_batches=PAIRS), gpu)
+        for longer in range(tokens + 8, TOKENS + 8, 8):
+            assert outlook.report(PAIRS, longer).fit.margin_bytes < 0, longer
     assert card == "as it is, NVIDIA RTX 2080 Ti 11GB (--gpu rtx-2080-ti)"
 
 
