@@ -20,7 +20,8 @@ from labkit.recipe import Recipe, command_options, profile_named
 from labkit.space import MARGIN, PlanError
 
 if TYPE_CHECKING:
-    from labkit.plan import Job, Search
+    from labkit.job import Job
+    from labkit.plan import Search
 
 LARGEST = ("batch-size", "max-length")
 PREDICT_PROFILE = "0.6b"  # what labkit predict starts from
@@ -82,7 +83,8 @@ def plan(
     if largest and export:
         raise PlanError("--largest makes no plan to export: leave out one of them.")
     cards = list(GPUS.values()) if gpu is None else [find_gpu(gpu)]
-    from labkit.plan import largest_batch, longest, search
+    from labkit.limits import largest_batch, longest
+    from labkit.plan import search
 
     pairs, job = _job(recipe, given, data, skip_bad=skip_bad, margin=margin)
     with _console().status("planning") as status:
@@ -108,8 +110,8 @@ def plan(
 def _job(recipe: Recipe, given: frozenset[str], data: str | None, *, skip_bad, margin):
     """The pairs to train on, and what is to be planned for them."""
     from labkit.data import read_pairs
+    from labkit.job import Job
     from labkit.model_source import check_recipe_fits
-    from labkit.plan import Job
     from labkit.shapes import mean_longest, pair_lengths
     from labkit.tokenizer import load_tokenizer
 
@@ -148,7 +150,7 @@ def _console():
 def _show_largest(job: "Job", gpu, largest: str, found: dict[Recipe, int], *, as_json) -> None:
     """By kind of recipe, the largest batch or length that fits."""
     from labkit.captions import checkpoint_words
-    from labkit.plan import LARGEST_BATCH
+    from labkit.limits import LARGEST_BATCH
     from labkit.plan_words import margin_words, precision_words
 
     field = largest.replace("-", "_")

@@ -1,7 +1,8 @@
 """The words of a plan: what a recipe gives up, rows for tables, sentences."""
 
 from labkit.captions import checkpoint_words, count_words, format_seconds
-from labkit.plan import Job, Plan, Search
+from labkit.job import Job
+from labkit.plan import Plan, Search
 from labkit.predict.gpus import Gpu
 from labkit.report import format_bytes
 

@@ -25,7 +25,7 @@ waterfall captions forecast_words canvas plots predicted_plots forecast_plots ov
 explorer_setting explorer_answer explorer_words explorer_curve explorer_picture explorer_plots
 records table summary reference validation validation_words validator
 export
-plan plan_words findings forecast_findings exercises
+job limits plan plan_words findings forecast_findings exercises
 run_folder forecast cells notebook explorer_measure explorer
 page exploration predicted_page execution progress resume runner
 cli_options cli_output cli_data cli_plan cli_predict cli_explore cli_validate cli __main__

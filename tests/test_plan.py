@@ -7,18 +7,10 @@ import pytest
 from typer.testing import CliRunner
 
 from labkit.cli import app
+from labkit.job import Job, aligned
+from labkit.limits import largest_batch, longest, smallest_card
 from labkit.model_source import find_model, geometry
-from labkit.plan import (
-    BEST,
-    Job,
-    Plan,
-    PlanError,
-    aligned,
-    largest_batch,
-    longest,
-    search,
-    smallest_card,
-)
+from labkit.plan import BEST, Plan, search
 from labkit.plan_words import gives_up, headline, plan_notes, plan_row, plan_rows
 from labkit.predict.gpus import GPUS, find_gpu
 from labkit.predict.outlook import Outlook
@@ -29,7 +21,7 @@ from labkit.predict.roofline import model_time
 from labkit.predict.segments import MIB
 from labkit.recipe import Recipe
 from labkit.shapes import mean_longest, pair_lengths
-from labkit.space import CHECKPOINTS
+from labkit.space import CHECKPOINTS, PlanError
 from labkit.tokenizer import load_tokenizer
 
 PAIRS, TOKENS = 4, 512
