@@ -94,7 +94,7 @@ def _last_of_any(
 ) -> tuple[int, int]:
     """The last of growing shapes that fits with any recipe, (0, 0) if none does."""
     last = 0, 0
-    for outlook in outlooks:
+    for outlook in sorted(outlooks, key=lambda each: each.peaks(shapes[-1:])):
         larger = [shape for shape in shapes if shape > last]
         if larger and outlook.peaks(larger[:1])[0] <= budget:
             last = max(last, _largest(outlook, larger, budget))
@@ -105,13 +105,13 @@ def _largest(outlook: Outlook, shapes: list[tuple[int, int]], budget: int) -> tu
     """The last of growing shapes that fits a budget, (0, 0) if none does.
 
     What is allocated grows with the shape, what is reserved does not always: so the last whose
-    allocated bytes fit is found by halving, and from there on down each is tried, in steps of
-    half a percent first.
+    allocated bytes fit is found by halving, and from there on down each is tried; where they
+    are many, every so manieth first.
     """
     if not _fits(outlook, shapes[0], budget):
         return 0, 0
     beyond = bisect_right(shapes, budget, key=lambda shape: outlook.peaks([shape])[0])
-    stride = max(1, beyond // 200)
+    stride = max(1, beyond // 50)
     for start in range(beyond, 0, -stride):
         if _fits(outlook, shapes[start - 1], budget):
             between = range(min(start + stride, beyond + 1) - 1, start, -1)
