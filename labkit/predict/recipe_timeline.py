@@ -1,5 +1,6 @@
 """The timeline of a recipe's step: recorded with the lab, or fitted here."""
 
+import gc
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
@@ -81,11 +82,16 @@ def fit_step(step: RecipeStep, left_over: int, *, aligned: bool) -> Fitted | Non
     if step.gpu:
         key = recorded_key(step, left_over, aligned=aligned)
         recorded = find_recorded(config, step.gpu.name, key)
+    collecting = gc.isenabled()
     try:
         recorded = recorded or record_step(step, left_over, aligned=aligned)
+        gc.disable()  # tens of thousands of short-lived tuples, none of them in a cycle
         timeline = recorded.pattern.timeline(config.num_hidden_layers)
     except Unlike:
         return None
+    finally:
+        if collecting:
+            gc.enable()
     return Fitted(recorded.pattern, timeline, recorded.trained, recorded.one_row)
 
 
