@@ -1,6 +1,5 @@
 """``labkit plan``: the fastest recipes that fit a card, or what fits at most."""
 
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -15,16 +14,14 @@ from labkit.cli_options import (
     examples,
     recipe_options,
 )
-from labkit.cli_output import print_json, show_table
-from labkit.recipe import Recipe, command_options, profile_named
+from labkit.cli_output import print_json
+from labkit.recipe import Recipe
 from labkit.space import MARGIN, PlanError
 
 if TYPE_CHECKING:
-    from labkit.job import Job
     from labkit.plan import Search
 
 LARGEST = ("batch-size", "max-length")
-PREDICT_PROFILE = "0.6b"  # what labkit predict starts from
 
 app = typer.Typer(cls=LabGroup, rich_markup_mode="rich")
 
@@ -83,6 +80,7 @@ def plan(
     if largest and export:
         raise PlanError("--largest makes no plan to export: leave out one of them.")
     cards = list(GPUS.values()) if gpu is None else [find_gpu(gpu)]
+    from labkit.cli_plan_output import plain, show_cards, show_largest, show_plans
     from labkit.limits import largest_batch, longest
     from labkit.plan import search
 
@@ -94,14 +92,14 @@ def plan(
         else:
             found = [search(job, card, progress=status.update) for card in cards]
     if largest:
-        _show_largest(job, cards[0], largest, most, as_json=as_json)
+        show_largest(job, cards[0], largest, most, as_json=as_json)
         raise typer.Exit(int(not any(most.values())))
     if as_json:
-        print_json({"searches": [_plain(one) for one in found]})
+        print_json({"searches": [plain(one) for one in found]})
     elif gpu is not None:
-        _show(found[0])
+        show_plans(found[0])
     else:
-        _show_cards(found)
+        show_cards(found)
     if export and found[0].plans:
         _export(found[0], pairs, export, is_synthetic=data is None)
     raise typer.Exit(int(not any(one.plans for one in found)))
@@ -145,124 +143,6 @@ def _console():
     from rich.console import Console
 
     return Console(stderr=True)
-
-
-def _show_largest(job: "Job", gpu, largest: str, found: dict[Recipe, int], *, as_json) -> None:
-    """By kind of recipe, the largest batch or length that fits."""
-    from labkit.captions import checkpoint_words
-    from labkit.limits import LARGEST_BATCH
-    from labkit.plan_words import margin_words, precision_words
-
-    field = largest.replace("-", "_")
-    if as_json:
-        rows = [{"recipe": kind.to_dict(), field: most} for kind, most in found.items()]
-        print_json({"gpu": gpu.name, "tokens": job.tokens, "largest": rows})
-        return
-    if largest == "batch-size":
-        asked = f"pairs of {job.round_tokens:,} tokens, {_parts(job.parts()[0])}"
-    else:
-        asked = f"{job.recipe.batch_size} pairs, {_parts(job.parts()[-1])}"
-    typer.echo(
-        f"{gpu.title}, {job.recipe.model}, {asked}: the largest {field} predicted to fit with "
-        f"{job.margin:.0%} of the card ({margin_words(job, gpu)}) left free."
-    )
-    rows = sorted(found.items(), key=lambda item: -item[1])
-    limit = LARGEST_BATCH if largest == "batch-size" else job.length_limit
-    show_table(
-        {
-            "Precision": precision_words(kind.to_dict()),
-            "Checkpointing": checkpoint_words(kind.checkpoint_every),
-            field: _limited(most, limit),
-        }
-        for kind, most in rows
-    )
-    if largest == "batch-size" and "micro_batches" not in job.fixed:
-        typer.echo("That is at once; in parts (--micro-batches), a larger batch fits as well.")
-
-
-def _limited(most: int, limit: int) -> str:
-    if not most:
-        return "nothing fits"
-    return f"{most:,}" + (" or more" if most == limit else "")
-
-
-def _parts(count: int) -> str:
-    return "in one part" if count == 1 else f"in {count} parts"
-
-
-def _show(found: "Search") -> None:
-    """The plans for one card."""
-    from labkit.plan_words import gives_up, headline, plan_notes, plan_rows, remedy_words
-
-    typer.echo(headline(found))
-    if not found.plans:
-        for sentence in remedy_words(found):
-            typer.echo(sentence)
-        return
-    show_table({"": str(number), **row} for number, row in enumerate(plan_rows(found), start=1))
-    for number, one in enumerate(found.plans, start=1):
-        typer.echo(f"{number} gives up: {'; '.join(gives_up(one))}.")
-    for sentence in plan_notes(found.plans):
-        typer.echo(sentence)
-    typer.echo(
-        "torch.compile is not searched, and these figures are without it: what it does is not "
-        "predicted but measured (labkit measure --compile default)."
-    )
-    padded = replace(found.plans[0].recipe, padding="max", max_length=found.job.tokens)
-    flags = " ".join(command_options(padded, profile_named(PREDICT_PROFILE).recipe))
-    typer.echo(f"The first in detail: labkit predict --gpu {found.gpu.name} {flags}")
-
-
-def _show_cards(found: list["Search"]) -> None:
-    """The best plan for every card, and the smallest that will do."""
-    from labkit.plan_words import batch_words, plan_notes, plan_row
-
-    job = found[0].job
-    typer.echo(
-        f"{job.recipe.model}, {batch_words(job)}: the fastest recipe that fits each card with "
-        f"{job.margin:.0%} of it left free, against the fastest of all."
-    )
-    fastest = min((one.plans[0].seconds for one in found if one.plans), default=0)
-    empty = {"Precision": "nothing fits"}
-    show_table(
-        {"Card": one.gpu.title.split(" ", 1)[1]}
-        | (plan_row(one.plans[0], fastest) if one.plans else empty)
-        for one in found
-    )
-    fitting = [one.gpu for one in found if one.plans]
-    if fitting:
-        for sentence in plan_notes([plan for one in found for plan in one.plans[:1]]):
-            typer.echo(sentence)
-        smallest = fitting[0]
-        typer.echo(f"The card with the least memory that will do: {smallest.title} "
-                   f"({smallest.name}).")  # fmt: skip
-    else:
-        typer.echo("No card of the catalogue will do: shorten the pairs, or free more fields.")
-
-
-def _plain(found: "Search") -> dict:
-    """A search as JSON values."""
-    from labkit.plan_words import gives_up
-
-    job = found.job
-    return {
-        "gpu": found.gpu.name,
-        "batch_size": job.recipe.batch_size,
-        "tokens": job.tokens,
-        "mean_tokens": job.mean_tokens,
-        "margin": job.margin,
-        "plans": [
-            {
-                "recipe": one.recipe.to_dict(),
-                "modelled_seconds": one.seconds,
-                "against_the_fastest": one.seconds / found.plans[0].seconds,
-                "gives_up": gives_up(one),
-                "report": one.report.to_dict(),
-            }
-            for one in found.plans
-        ],
-        "remedies": found.remedies,
-    }
 
 
 def _export(found: "Search", pairs, folder: Path, *, is_synthetic: bool) -> None:
