@@ -1,6 +1,7 @@
 """Where a model comes from: a built-in geometry, a folder, a config file, or the hub.
 
-Built-in geometries have random weights: what a step costs does not depend on the values.
+Built-in geometries have random weights: what a step costs does not depend on the values. One,
+``qwen3-mini``, was trained with the lab (``labkit.pretrain``), so that quality can be measured.
 """
 
 import copy
@@ -13,6 +14,7 @@ from pathlib import Path
 from transformers import AutoConfig, PretrainedConfig, Qwen3Config
 
 from labkit.hub import hub_reachable
+from labkit.machine import PROJECT
 from labkit.recipe import EMBEDDING_MODELS, Recipe
 
 # Hidden size, layers, query heads, MLP width, vocabulary. The last three are the published
@@ -20,11 +22,14 @@ from labkit.recipe import EMBEDDING_MODELS, Recipe
 # 7,567,295,488, the counts the hub shows.
 SIZES = {
     "qwen3-tiny": (64, 2, 4, 128, 8192),
+    "qwen3-mini": (192, 6, 6, 576, 8192),
     "qwen3-small": (384, 4, 6, 1152, 8192),
     EMBEDDING_MODELS[0]: (1024, 28, 16, 3072, 151669),
     EMBEDDING_MODELS[1]: (2560, 36, 32, 9728, 151665),
     EMBEDDING_MODELS[2]: (4096, 36, 32, 12288, 151665),
 }
+TRAINED_GEOMETRY = "qwen3-mini"
+TRAINED_FOLDER = PROJECT / "data" / "model"
 ARCHITECTURE_ONLY = "architecture only: random weights"
 
 
@@ -49,10 +54,16 @@ class ModelSource:
         """What a report says of the model."""
         return {
             "name": self.name,
-            "weights": self.weights_from or ARCHITECTURE_ONLY,
+            "weights": self._weights(),
             "config_sha256": hashlib.sha256(self.config_json.encode()).hexdigest(),
             "weights_sha256": _weights_sha256(self.weights_from),
         }
+
+    def _weights(self) -> str:
+        """Where the weights come from, for people: no folder of the lab's own."""
+        if self.weights_from == str(TRAINED_FOLDER):
+            return "trained with the lab, on synthetic pairs"
+        return self.weights_from or ARCHITECTURE_ONLY
 
 
 def _weights_sha256(folder: str | None) -> str | None:
@@ -118,7 +129,8 @@ def find_model(name: str) -> ModelSource:
     """
     path = Path(name).expanduser()
     if name in SIZES and name not in EMBEDDING_MODELS:
-        return ModelSource(name, geometry(name), None)
+        trained = TRAINED_FOLDER if name == TRAINED_GEOMETRY else None
+        return ModelSource(name, geometry(name), trained and str(trained))
     if path.is_dir():
         config = _read_config(path / "config.json")
         if list(path.glob("*.safetensors")):

@@ -7,7 +7,7 @@ so that a difference between two neighbours has exactly one cause.
 import json
 from dataclasses import asdict, dataclass, field, fields, replace
 
-GEOMETRIES = ("qwen3-tiny", "qwen3-small")
+GEOMETRIES = ("qwen3-tiny", "qwen3-mini", "qwen3-small")
 EMBEDDING_MODELS = tuple(f"Qwen/Qwen3-Embedding-{size}" for size in ("0.6B", "4B", "8B"))
 
 CHOICES = {
@@ -20,7 +20,7 @@ CHOICES = {
         "max-autotune",
         "max-autotune-no-cudagraphs",
     ),
-    "padding": ("longest", "max"),
+    "padding": ("longest", "max", "grouped", "none"),
     "attention": ("sdpa", "eager", "flash_attention_2"),
     "optimizer": ("adamw", "adamw_fused"),
 }
@@ -64,8 +64,27 @@ class Recipe:
     compile: str = _field("none", "torch.compile mode, or none.")
     cached: bool = _field(False, "Read token ids from a cache, not tokenise inside the loop.")
     padding: str = _field(
-        "longest", "Pad to the longest pair of the batch, or to max_length: max."
+        "longest",
+        "Pad to the longest pair of the batch; to max_length: max; put pairs of similar length "
+        "together and pad to the longest: grouped; lay the pairs end to end: none.",
     )
+    group_window: int = _field(
+        16, "Batches whose pairs are sorted by length together, where padding is grouped."
+    )
+    last_token_only: bool = _field(
+        False,
+        "Of the last layer compute what each pair's last token needs: nothing else of it is "
+        "read. Needs padding none.",
+    )
+    instruction: str = _field("", "Text put before every pair, beside its max_length.")
+    shared_prefix: bool = _field(
+        False,
+        "Compute the instruction once for all pairs of a batch. Needs padding none.",
+    )
+    num_workers: int = _field(0, "Processes that make batches ahead; 0: the training loop.")
+    prefetch_factor: int = _field(2, "Batches that each worker makes ahead.")
+    pin_memory: bool = _field(False, "Make batches in memory that a card reads directly.")
+    threads: int = _field(0, "Threads of a CPU that compute a step; 0: as torch chooses.")
     lora_rank: int = _field(8, "Rank of the LoRA matrices.")
     lora_alpha: int = _field(16, "LoRA scale: the update is multiplied by alpha / rank.")
     lora_dropout: float = _field(0.15, "Dropout before each LoRA matrix.")
@@ -82,6 +101,7 @@ class Recipe:
     def __post_init__(self) -> None:
         for name, smallest in (
             ("batch_size", 1), ("micro_batches", 1), ("max_length", 2), ("checkpoint_every", 0),
+            ("group_window", 2), ("num_workers", 0), ("prefetch_factor", 1), ("threads", 0),
             ("lora_rank", 1), ("lora_alpha", 1), ("seed", 0),
         ):  # fmt: skip
             value = getattr(self, name)
@@ -94,9 +114,24 @@ class Recipe:
                 raise RecipeError(
                     f"{name} must be one of {', '.join(allowed)}, not {getattr(self, name)!r}."
                 )
-        for name in ("train_base", "cached"):
+        for name in (
+            "train_base", "cached", "last_token_only", "shared_prefix", "pin_memory",
+        ):  # fmt: skip
             if type(getattr(self, name)) is not bool:
                 raise RecipeError(f"{name} must be true or false, not {getattr(self, name)}.")
+        if not isinstance(self.instruction, str):
+            raise RecipeError(f"instruction must be a text, not {self.instruction!r}.")
+        for name in ("last_token_only", "shared_prefix"):
+            if getattr(self, name) and self.padding != "none":
+                raise RecipeError(
+                    f"{name} needs the pairs laid end to end: set padding to none, or leave "
+                    f"{name} out."
+                )
+        if self.shared_prefix and not self.instruction:
+            raise RecipeError(
+                "shared_prefix computes the instruction once, and there is none: set "
+                "instruction, or leave shared_prefix out."
+            )
         if not self.model or not isinstance(self.model, str):
             raise RecipeError("model must be a geometry, a folder, a config.json or a hub id.")
         if not 0 <= self.lora_dropout < 1:

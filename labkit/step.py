@@ -81,6 +81,12 @@ class TrainingStep:
         Dividing a sum by what the window really holds stays right when parts are uneven;
         a mean of means does not.
         """
+        logits = self.logits(part, forward=forward)
+        summed = functional.cross_entropy(logits.float(), part.labels, reduction="sum")
+        return summed / pairs
+
+    def logits(self, part, *, forward: Callable | None = None) -> torch.Tensor:
+        """(B, 2) logits of a batch; with dropout unless the model is in evaluation mode."""
         autocast = contextlib.nullcontext()
         if self.precision.autocast is not None:
             autocast = torch.autocast(self.device.type, dtype=self.precision.autocast)
@@ -88,8 +94,7 @@ class TrainingStep:
             output = (forward or self.forward)(
                 input_ids=part.input_ids, attention_mask=part.attention_mask
             )
-        summed = functional.cross_entropy(output.logits.float(), part.labels, reduction="sum")
-        return summed / pairs
+        return output.logits
 
     def update(self) -> None:
         """Unscale, clip, step: in this order, or the norm that is clipped is a scaled one."""

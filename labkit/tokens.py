@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import count
+from itertools import count, islice
 from pathlib import Path
 
 import torch
@@ -82,7 +82,12 @@ def collate(
 
 
 def batches(
-    recipe: Recipe, pairs: Pairs, tokenizer, *, cache_folder: Path | None = None
+    recipe: Recipe,
+    pairs: Pairs,
+    tokenizer,
+    *,
+    cache_folder: Path | None = None,
+    skip: int = 0,
 ) -> Iterator[Batch]:
     """Batches without end; cached or not, they are the same for the same seed.
 
@@ -95,6 +100,7 @@ def batches(
         pairs: At least one.
         tokenizer: From ``load_tokenizer``.
         cache_folder: Where the cache is; ``runs/cache`` of the repository if left out.
+        skip: Batches to leave out at the start, as an interrupted training does.
 
     Raises:
         DataError: There are no pairs.
@@ -107,22 +113,27 @@ def batches(
         tokens = cached_tokens(
             pairs, tokenizer, recipe.max_length, cache_folder or CACHE_FOLDER
         )
-        return _batches(recipe, tokens.labels, tokenizer.pad_token_id, tokens.rows)
+        return _batches(recipe, tokens.labels, tokenizer.pad_token_id, tokens.rows, skip)
 
     def tokenise(chosen: list[int]) -> list[list[int]]:
         first, second = ([texts[i] for i in chosen] for texts in (pairs.first, pairs.second))
         return encode(tokenizer, first, second, recipe.max_length)
 
-    return _batches(recipe, torch.tensor(pairs.labels), tokenizer.pad_token_id, tokenise)
+    return _batches(recipe, torch.tensor(pairs.labels), tokenizer.pad_token_id, tokenise, skip)
 
 
-def _batches(recipe: Recipe, labels: torch.Tensor, pad_id: int, rows_of) -> Iterator[Batch]:
+def _batches(
+    recipe: Recipe, labels: torch.Tensor, pad_id: int, rows_of, skip: int
+) -> Iterator[Batch]:
     length = recipe.max_length if recipe.padding == "max" else None
+    for chosen in islice(_orders(recipe, len(labels)), skip, None):
+        yield collate(rows_of(chosen.tolist()), labels[chosen], pad_id=pad_id, length=length)
+
+
+def _orders(recipe: Recipe, pairs: int) -> Iterator[torch.Tensor]:
+    """Which pairs each batch holds, without end."""
     for epoch in count():
         order = torch.randperm(
-            len(labels), generator=torch.Generator().manual_seed(recipe.seed + epoch)
+            pairs, generator=torch.Generator().manual_seed(recipe.seed + epoch)
         )
-        for chosen in order.split(recipe.batch_size):
-            yield collate(
-                rows_of(chosen.tolist()), labels[chosen], pad_id=pad_id, length=length
-            )
+        yield from order.split(recipe.batch_size)

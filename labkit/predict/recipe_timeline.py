@@ -13,7 +13,14 @@ from labkit.predict.recipe_step import RecipeStep
 from labkit.predict.recorded import Recorded, find_recorded
 from labkit.predict.stack import Unlike
 from labkit.predict.timeline import LENGTHS, LONGEST, Pattern, Timeline
+from labkit.recipe import Recipe
 from labkit.trainable import trainable_parameters
+
+# Fields that a timeline of padded batches does not depend on: they have their defaults in it.
+BESIDE_TIMELINES = (
+    "group_window", "last_token_only", "instruction", "shared_prefix", "num_workers",
+    "prefetch_factor", "pin_memory", "threads",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -40,6 +47,7 @@ def general(step: RecipeStep) -> RecipeStep:
         **{"batch_size": max(2, step.recipe.micro_batches), "max_length": LONGEST},
         **{"padding": "max", "compile": "none", "cached": False},
         **{"learning_rate": 1e-4, "seed": 0},
+        **{name: getattr(Recipe(), name) for name in BESIDE_TIMELINES},
     )
     config = step.source.config
     heads = getattr(config, "num_attention_heads", 1)
@@ -56,7 +64,8 @@ def general(step: RecipeStep) -> RecipeStep:
 def recorded_key(step: RecipeStep, left_over: int, *, aligned: bool) -> dict:
     """What tells the pattern of a general step from others of the same model and card."""
     recipe = step.recipe.to_dict()
-    del recipe["model"]
+    for name in ("model", *BESIDE_TIMELINES):
+        del recipe[name]
     return {
         "recipe": recipe,
         "precision": step.precision.to_dict(),

@@ -4,7 +4,7 @@ import json
 from collections.abc import Iterator
 from dataclasses import replace
 
-from labkit.model_source import SIZES, find_model
+from labkit.model_source import SIZES, TRAINED_GEOMETRY, find_model
 from labkit.predict.gpus import Gpu
 from labkit.predict.prediction import precision_on
 from labkit.predict.recipe_step import RecipeStep
@@ -24,7 +24,7 @@ from labkit.predict.recorded import (
 from labkit.recipe import Recipe
 from labkit.space import half_format, kinds
 
-MODELS = tuple(SIZES)
+MODELS = tuple(name for name in SIZES if name != TRAINED_GEOMETRY)  # that is for quality
 CARDS = ("t4", "a100-40gb", "h100")  # those that ``stand_in`` gives for heads of usual width
 PARTS = (1, 2)  # two stand for more
 
