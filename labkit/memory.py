@@ -49,7 +49,7 @@ def _state(step: TrainingStep, batch=None) -> dict[int, tuple[str, int]]:
             "optimizer_state",
             [v for state in step.optimizer.state.values() for v in state.values()],
         ),
-        ("inputs", [batch.input_ids, batch.attention_mask, batch.labels] if batch else []),
+        ("inputs", batch.tensors if batch else []),
     ]
     return {
         storage.data_ptr(): (owner, storage.nbytes())

@@ -14,6 +14,7 @@ from transformers.pytorch_utils import Conv1D
 
 from labkit.hub import hub_reachable
 from labkit.model_source import ModelError, ModelSource
+from labkit.packed_model import ATTENTION, check_can_pack
 from labkit.precision import Precision
 from labkit.recipe import Recipe
 
@@ -46,7 +47,9 @@ def build_model(
             f"model {source.name}: its vocabulary of {text_config.vocab_size} has no row for "
             f"the tokenizer's pad token {pad_token_id}; use the model's own tokenizer."
         )
-    options = {"dtype": precision.weights, "attn_implementation": recipe.attention}
+    packed = recipe.padding == "none"
+    attention = ATTENTION if packed else recipe.attention
+    options = {"dtype": precision.weights, "attn_implementation": attention}
     try:
         if source.weights_from is None:
             base = AutoModelForSequenceClassification.from_config(config, **options)
@@ -60,6 +63,8 @@ def build_model(
             raise
         reason = str(error).strip().splitlines()[0]
         raise ModelError(f"model {source.name} cannot be built: {reason}") from error
+    if packed:
+        check_can_pack(base, source.name, last_token_only=recipe.last_token_only)
     base.train()  # from_pretrained returns evaluation mode: no dropout, no recomputing
     return _add_lora(base, recipe, source.name)
 

@@ -127,6 +127,11 @@ class Recipe:
                     f"{name} needs the pairs laid end to end: set padding to none, or leave "
                     f"{name} out."
                 )
+        if self.padding == "none" and self.attention != "sdpa":
+            raise RecipeError(
+                f"attention {self.attention} is for padded batches; padding none brings its "
+                "own: leave attention at sdpa."
+            )
         if self.shared_prefix and not self.instruction:
             raise RecipeError(
                 "shared_prefix computes the instruction once, and there is none: set "

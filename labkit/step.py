@@ -19,6 +19,7 @@ from labkit.model import (
     recompute_layers,
 )
 from labkit.model_source import ModelError, ModelSource
+from labkit.packed_model import PackedClassifier
 from labkit.precision import Precision
 from labkit.recipe import Recipe
 from labkit.trainable import check_trainable
@@ -31,6 +32,8 @@ class TrainingStep:
 
     Attributes:
         model: The LoRA model, never compiled: save from this handle.
+        eager_forward: What takes a batch's arguments, never compiled.
+        forward: The same, compiled if the recipe says so.
         optimizer: AdamW over the LoRA matrices and the head.
         skipped_steps: Updates that the GradScaler left out because of an infinite gradient.
     """
@@ -49,14 +52,18 @@ class TrainingStep:
         self.scaler = torch.amp.GradScaler(
             device.type, enabled=torch.float16 in (precision.autocast, precision.weights)
         )
-        self.forward = compile_model(model, recipe, device)
+        self.eager_forward = model
+        if recipe.padding == "none":
+            self.eager_forward = PackedClassifier(model, last_token_only=recipe.last_token_only)
+        self.forward = compile_model(self.eager_forward, recipe, device)
         self.skipped_steps = 0
 
     def __call__(self, batch, mark: Callable[[str], None] = lambda phase: None) -> float:
         """Forward, backward and update on one batch.
 
         Args:
-            batch: (B, T) token ids with mask and labels, on the step's device.
+            batch: Token ids and labels, padded or packed as the recipe says, on the step's
+                device.
             mark: Called with the name of each phase as it begins.
 
         Returns:
@@ -91,9 +98,7 @@ class TrainingStep:
         if self.precision.autocast is not None:
             autocast = torch.autocast(self.device.type, dtype=self.precision.autocast)
         with autocast:
-            output = (forward or self.forward)(
-                input_ids=part.input_ids, attention_mask=part.attention_mask
-            )
+            output = (forward or self.forward)(**part.arguments)
         return output.logits
 
     def update(self) -> None:
@@ -161,7 +166,7 @@ def count_layer_forwards(step: TrainingStep, part) -> float | None:
     for parameter, _ in kept:
         parameter.grad = None
     try:
-        step.loss(part, pairs=len(part.labels), forward=step.model).backward()
+        step.loss(part, pairs=len(part.labels), forward=step.eager_forward).backward()
     finally:
         for hook in hooks:
             hook.remove()

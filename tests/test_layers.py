@@ -11,8 +11,8 @@ PACKAGE = Path(labkit.__file__).parent
 LAYERS = """
 recipe report
 machine hub
-precision model_source model trainable compiling
-rows data synthetic tokenizer token_cache tokens shapes
+precision model_source packing packed_model model trainable compiling
+rows data synthetic tokenizer token_cache order tokens shapes
 step memory trial measure
 predict.gpus space predict.roofline predict.counting predict.attention predict.cuda
 predict.events predict.log predict.whereabouts predict.tracer predict.fake predict.trace
