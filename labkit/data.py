@@ -13,6 +13,7 @@ from labkit.rows import READERS, find_flaw, read_lines
 
 DATA_FOLDER = Path(__file__).resolve().parent.parent / "data"
 TRAINING_FILE = DATA_FOLDER / "pairs" / "train.jsonl"
+LABELS = {0: "different", 1: "same"}  # what two questions ask
 
 
 class DataError(ValueError):

@@ -12,8 +12,9 @@ LAYERS = """
 recipe report
 machine hub
 precision model_source packing packed_model model trainable compiling
-rows data synthetic tokenizer token_cache order tokens shapes
+rows data subsets synthetic tokenizer token_cache order tokens shapes
 step memory trial measure
+quality adapter_files adapter checkpoint
 predict.gpus space predict.roofline predict.counting predict.attention predict.cuda
 predict.events predict.log predict.whereabouts predict.tracer predict.fake predict.trace
 predict.segments predict.allocator predict.plain_replay predict.peaks

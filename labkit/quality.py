@@ -1,0 +1,185 @@
+"""How well a step's model tells pairs that ask the same from pairs that do not.
+
+Counts of a confusion matrix are summed over batches, and scores are computed once, from the
+sums: an F1 averaged over batches is another number (mxnet #9830).
+"""
+
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from sklearn.metrics import accuracy_score, average_precision_score
+from sklearn.metrics import precision_recall_fscore_support as class_scores
+from torch.nn import functional
+
+from labkit.data import LABELS, DataError, Pairs
+from labkit.step import TrainingStep
+from labkit.tokens import in_order
+from labkit.trainable import TrainingError
+
+
+@dataclass(frozen=True)
+class ClassScores:
+    """What is right about the pairs of one label."""
+
+    precision: float
+    recall: float
+    f1: float
+    support: int  # pairs that have the label
+
+
+@dataclass(frozen=True)
+class Scores:
+    """Scores on a set of pairs, and those of always answering the label that is more frequent.
+
+    ``average_precision`` is None where no pair has label 1; ``loss`` is the mean over pairs.
+    """
+
+    pairs: int
+    accuracy: float
+    macro_f1: float
+    average_precision: float | None
+    loss: float
+    classes: dict[str, ClassScores]  # by name, see data.LABELS
+    majority_accuracy: float
+    majority_macro_f1: float
+    seconds: float
+
+    def to_dict(self) -> dict:
+        """The scores as JSON values."""
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, values: dict) -> "Scores":
+        """The scores that ``to_dict`` wrote."""
+        classes = {name: ClassScores(**each) for name, each in values["classes"].items()}
+        return cls(**values | {"classes": classes})
+
+
+class Interval(NamedTuple):
+    """A mean, and where the true one lies with 95 % confidence."""
+
+    mean: float
+    low: float
+    high: float
+
+
+def evaluate(
+    step: TrainingStep,
+    pairs: Pairs,
+    tokenizer,
+    *,
+    batch_size: int | None = None,
+    cache_folder: Path | None = None,
+    progress: Callable[[str], None] = lambda text: None,
+) -> Scores:
+    """Score the model on every pair, once and in order, without disturbing its training.
+
+    The model runs uncompiled, so that no graph is compiled for a shape seen only here. Of each
+    pair, one float32 probability is kept, on the CPU.
+
+    Args:
+        batch_size: Pairs computed at once; the recipe's if left out.
+        cache_folder: Where a recipe with ``cached`` keeps token ids.
+        progress: Told after each batch how far it is.
+
+    Raises:
+        DataError: There are no pairs.
+        TrainingError: A pair's logits are not finite.
+    """
+    if not len(pairs):
+        raise DataError(f"{pairs.name} holds no pairs to evaluate on.")
+    size = batch_size or step.recipe.batch_size
+    start, was_training = time.perf_counter(), step.model.training
+    counts, probabilities, loss, done = Counter(), [], 0.0, 0
+    step.model.eval()
+    try:
+        with torch.no_grad():
+            for batch in in_order(
+                step.recipe, pairs, tokenizer, batch_size=size, cache_folder=cache_folder
+            ):
+                logits = step.logits(batch.to(step.device), forward=step.eager_forward)
+                logits = logits.float().cpu()
+                labels = batch.labels.cpu()
+                _check_finite(logits, pairs, done)
+                loss += functional.cross_entropy(logits, labels, reduction="sum").item()
+                probabilities.append(logits.softmax(dim=-1)[:, 1])
+                counts.update(zip(labels.tolist(), logits.argmax(-1).tolist(), strict=True))
+                done += len(labels)
+                progress(f"evaluated {done:,} of {len(pairs):,} pairs")
+    finally:
+        step.model.train(was_training)
+    return _scores(counts, torch.cat(probabilities), pairs.labels, loss, start)
+
+
+def _check_finite(logits: torch.Tensor, pairs: Pairs, done: int) -> None:
+    """Refuse logits that are not finite, and name the pair they are of."""
+    wrong = (~logits.isfinite().all(dim=-1)).nonzero()
+    if len(wrong):
+        row = done + wrong[0].item()
+        raise TrainingError(
+            f"the logits of pair {row + 1:,} of {pairs.name} ({pairs.first[row][:20]!r}, "
+            f"{pairs.second[row][:20]!r}) are not finite; computing in float32, or a lower "
+            "learning_rate, may help."
+        )
+
+
+def _scores(
+    counts: Counter, probabilities: torch.Tensor, labels: list[int], loss: float, start: float
+) -> Scores:
+    accuracy, classes = summarise(counts)
+    majority = Counter({(label, max(LABELS, key=labels.count)): labels.count(label)
+                        for label in LABELS})  # fmt: skip
+    majority_accuracy, majority_classes = summarise(majority)
+    precision = average_precision_score(labels, probabilities.numpy()) if 1 in labels else None
+    return Scores(
+        pairs=len(labels),
+        accuracy=accuracy,
+        macro_f1=macro_f1(classes),
+        average_precision=None if precision is None else float(precision),
+        loss=loss / len(labels),
+        classes=classes,
+        majority_accuracy=majority_accuracy,
+        majority_macro_f1=macro_f1(majority_classes),
+        seconds=time.perf_counter() - start,
+    )
+
+
+def summarise(counts: Counter) -> tuple[float, dict[str, ClassScores]]:
+    """Accuracy and scores per class, from how often each (label, answer) occurred."""
+    cells = [(label, answer) for label in LABELS for answer in LABELS]
+    truth, answers = zip(*cells, strict=True)
+    weights = [counts[cell] for cell in cells]
+    columns = class_scores(
+        truth, answers, labels=list(LABELS), sample_weight=weights, zero_division=0.0
+    )
+    rows = zip(*(column.tolist() for column in columns), strict=True)
+    classes = {
+        name: ClassScores(precision, recall, f1, round(support))
+        for name, (precision, recall, f1, support) in zip(LABELS.values(), rows, strict=True)
+    }
+    return float(accuracy_score(truth, answers, sample_weight=weights)), classes
+
+
+def macro_f1(classes: dict[str, ClassScores]) -> float:
+    """The mean of the classes' F1: each counts as much as the other, however rare it is."""
+    return sum(each.f1 for each in classes.values()) / len(classes)
+
+
+def interval(values: Sequence[float]) -> Interval:
+    """The mean of some values, one a seed, and its 95 % interval by Student's t.
+
+    Raises:
+        ValueError: There are fewer than two values: one seed says nothing about others.
+    """
+    from scipy import stats
+
+    if len(values) < 2:
+        raise ValueError(f"an interval needs at least two values, not {len(values)}.")
+    mean, error = sum(values) / len(values), float(stats.sem(values))
+    half = float(stats.t.ppf(0.975, len(values) - 1)) * error
+    return Interval(mean, mean - half, mean + half)
