@@ -34,6 +34,7 @@ class Progress:
         evaluated_step: Updates done when it was last evaluated, 0 for never.
         best_step: Updates done when validation was best, 0 for never.
         best_macro_f1: Of that evaluation.
+        best_loss: Of that evaluation, which decides between two with the same macro-F1.
         stale: Evaluations since then.
         skipped_steps: Updates that the GradScaler left out.
         history_lines: Lines of the history that belong to this state.
@@ -43,6 +44,7 @@ class Progress:
     evaluated_step: int = 0
     best_step: int = 0
     best_macro_f1: float = -1.0
+    best_loss: float = 0.0
     stale: int = 0
     skipped_steps: int = 0
     history_lines: int = 0

@@ -9,13 +9,13 @@ PACKAGE = Path(labkit.__file__).parent
 
 # A module imports only modules that stand before it; each line is one layer of the design.
 LAYERS = """
-recipe report
+recipe report interruption
 machine hub
 precision model_source packing packed_model model trainable compiling
 rows data subsets synthetic tokenizer token_cache order tokens shapes
 step memory trial measure
-quality adapter_files adapter checkpoint
-predict.gpus space predict.roofline predict.counting predict.attention predict.cuda
+quality adapter_files adapter checkpoint history schedule loop training
+predict.gpus space predict.roofline predict.counting predict.attention predict.packed_attention predict.cuda
 predict.events predict.log predict.whereabouts predict.tracer predict.fake predict.trace
 predict.segments predict.allocator predict.plain_replay predict.peaks
 predict.stack predict.layers predict.polynomials predict.timeline predict.recorded
