@@ -1,16 +1,18 @@
 """What the commands share: options, errors in one sentence, examples in their help."""
 
 import inspect
+import json
 import sys
 from collections.abc import Callable
 from dataclasses import Field, fields, replace
 from functools import wraps
+from pathlib import Path
 from typing import Annotated
 
 import typer
 from typer.core import TyperGroup
 
-from labkit.recipe import CHOICES, PROFILES, Recipe, profile_named
+from labkit.recipe import CHOICES, PROFILES, Recipe, RecipeError, profile_named
 
 RECIPE_PANEL = "Recipe (what is not given comes from the profile)"
 
@@ -66,7 +68,8 @@ def recipe_options(command: Callable) -> Callable:
     """Give a command an option for each field of Recipe, and pass it the recipe they make.
 
     The command takes ``recipe`` and ``profile``; options that are not given keep the values of
-    the profile's recipe. One that takes ``given`` is told which were.
+    the file that ``--recipe`` names, or else of the profile's recipe. One that takes ``given``
+    is told which options were.
     """
     signature = inspect.signature(command)
     wants_given = "given" in signature.parameters
@@ -75,16 +78,62 @@ def recipe_options(command: Callable) -> Callable:
     def with_recipe(**values):
         changes = {f.name: _value(f, values.pop(f.name)) for f in fields(Recipe)}
         given = {name: value for name, value in changes.items() if value is not None}
-        recipe = replace(profile_named(values["profile"]).recipe, **given)
+        recipe = profile_named(values["profile"]).recipe
+        if file := values.pop(FILE_OPTION.name):
+            recipe = read_recipe(file, recipe)
+        recipe = replace(recipe, **given)
         if wants_given:
             values["given"] = frozenset(given)
         return command(recipe=recipe, **values)
 
     own = [p for p in signature.parameters.values() if p.name not in ("recipe", "given")]
     with_recipe.__signature__ = signature.replace(
-        parameters=[*own, *(_option(f) for f in fields(Recipe))]
+        parameters=[*own, FILE_OPTION, *(_option(f) for f in fields(Recipe))]
     )
     return with_recipe
+
+
+FILE_OPTION = inspect.Parameter(
+    "recipe_file",
+    inspect.Parameter.KEYWORD_ONLY,
+    default=None,
+    annotation=Annotated[
+        Path | None,
+        typer.Option(
+            "--recipe",
+            metavar="FILE",
+            help="JSON of recipe fields, in place of the profile's.",
+            rich_help_panel=RECIPE_PANEL,
+        ),
+    ],
+)
+
+
+def read_recipe(file: Path, defaults: Recipe) -> Recipe:
+    """The recipe in a JSON file; fields that it lacks are those of ``defaults``.
+
+    Raises:
+        RecipeError: The file cannot be read, or is no recipe.
+    """
+    try:
+        values = json.loads(file.read_text(encoding="utf-8-sig"))
+    except OSError as error:
+        raise RecipeError(f"--recipe {file} cannot be read: {error.strerror}.") from error
+    except ValueError as error:
+        raise RecipeError(f"--recipe {file} is not JSON ({error}).") from error
+    if not isinstance(values, dict) or isinstance(values.get("lora_targets"), str):
+        raise RecipeError(
+            f"--recipe {file} is no recipe: a JSON object of recipe fields, in which "
+            "lora_targets is a list."
+        )
+    try:
+        return Recipe.from_dict(defaults.to_dict() | values)
+    except RecipeError as error:
+        raise RecipeError(f"--recipe {file}: {error}") from error
+    except TypeError as error:
+        raise RecipeError(
+            f"--recipe {file}: a value is of the wrong kind ({error})."
+        ) from error
 
 
 def _option(f: Field) -> inspect.Parameter:

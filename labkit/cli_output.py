@@ -12,6 +12,7 @@ from labkit.report import Report, format_bytes
 BAR_LENGTH = 20  # of the whole peak
 TEXTS = (  # columns set to the left
     "Step", "What differs", "Figure", "Statistic", "Card", "Precision", "Checkpointing",
+    "Score", "Label",
 )  # fmt: skip
 FORMATS = {"float32": "fp32", "tf32": "TF32", "float16": "fp16", "bfloat16": "bf16"}
 

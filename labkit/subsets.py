@@ -4,7 +4,40 @@ import hashlib
 import random
 from dataclasses import replace
 
-from labkit.data import DataError, Pairs
+from labkit.data import TRAINING_FILE, DataError, Pairs, read_pairs
+
+HELD_OUT = 0.1  # of the pairs of a file, where there are no others to validate on
+SPLIT_SEED = 0  # the same pairs are held out whatever a recipe's seed
+
+
+def pairs_for_training(
+    data: str | None = None, validation: str | None = None, *, skip_bad: bool = False
+) -> tuple[Pairs, Pairs]:
+    """The pairs to train on, and others to validate on.
+
+    Args:
+        data: A file as ``read_pairs`` takes it; the synthetic training pairs if left out.
+        validation: A file, or the share of ``data`` to hold out. If left out, a tenth; for
+            the synthetic pairs, those that come with them for this.
+        skip_bad: Leave bad rows out.
+
+    Raises:
+        DataError: As ``read_pairs`` and ``hold_out`` say.
+    """
+    pairs = read_pairs(data, skip_bad=skip_bad)
+    if validation is None and data is None:
+        validation = str(TRAINING_FILE.with_name("dev.jsonl"))
+    try:
+        share = HELD_OUT if validation is None else float(validation)
+    except ValueError:
+        return pairs, read_pairs(validation, skip_bad=skip_bad)
+    return hold_out(pairs, share, SPLIT_SEED)
+
+
+def shared_pairs(pairs: Pairs, others: Pairs) -> int:
+    """How many of the others are among the pairs, in either order of their texts."""
+    known = set(_unordered(pairs))
+    return sum(texts in known for texts in _unordered(others))
 
 
 def sample(pairs: Pairs, count: int, seed: int) -> Pairs:
@@ -32,8 +65,8 @@ def hold_out(pairs: Pairs, share: float, seed: int) -> tuple[Pairs, Pairs]:
     if not 0 < share < 1:
         raise DataError(f"the share that is held out must be between 0 and 1, not {share}.")
     groups: dict[frozenset[str], list[int]] = {}
-    for row, texts in enumerate(zip(pairs.first, pairs.second, strict=True)):
-        groups.setdefault(frozenset(texts), []).append(row)
+    for row, texts in enumerate(_unordered(pairs)):
+        groups.setdefault(texts, []).append(row)
     order = list(groups.values())
     random.Random(seed).shuffle(order)
     wanted, held = round(share * len(pairs)), []
@@ -50,6 +83,10 @@ def hold_out(pairs: Pairs, share: float, seed: int) -> tuple[Pairs, Pairs]:
         _subset(pairs, kept, f"{pairs.name}, training part"),
         _subset(pairs, sorted(held), f"{pairs.name}, held-out part"),
     )
+
+
+def _unordered(pairs: Pairs) -> list[frozenset[str]]:
+    return [frozenset(texts) for texts in zip(pairs.first, pairs.second, strict=True)]
 
 
 def _subset(pairs: Pairs, rows: list[int], name: str) -> Pairs:

@@ -30,7 +30,7 @@ job limits plan plan_words findings forecast_findings exercises
 run_folder forecast cells notebook explorer_measure explorer
 page exploration predicted_page execution progress resume runner
 cli_options cli_output cli_data cli_plan_output cli_plan
-cli_predict cli_explore cli_validate cli __main__
+cli_train_output cli_train cli_predict cli_explore cli_validate cli __main__
 """
 ORDER = LAYERS.split()
 
