@@ -1,4 +1,4 @@
-"""``labkit data``: make the synthetic pairs, and check a file before training on it."""
+"""``labkit data``: make what comes with the lab, and check a file before training on it."""
 
 import hashlib
 from pathlib import Path
@@ -8,6 +8,7 @@ import typer
 
 from labkit.cli_options import AsJson, LabGroup, SkipBad, examples
 from labkit.cli_output import print_json
+from labkit.cli_pretrain import model
 from labkit.data import DATA_FOLDER, DataError, Pairs, read_pairs
 from labkit.synthetic import TRAINING_PAIRS, make_splits
 
@@ -17,7 +18,7 @@ app = typer.Typer(
     cls=LabGroup,
     no_args_is_help=True,
     rich_markup_mode="rich",
-    help="Make the synthetic pairs, or check a file of pairs.",
+    help="Make what comes with the lab, or check a file of pairs.",
     epilog=examples("labkit data check my_pairs.jsonl", "labkit data make --out my_pairs"),
 )
 
@@ -138,6 +139,14 @@ def _show(facts: dict) -> None:
 
 def _spread_words(spread: dict[str, float]) -> str:
     return "a pair: " + ", ".join(f"{name} {length:,.4g}" for name, length in spread.items())
+
+
+app.command(
+    epilog=examples(
+        "labkit data model --out my_model",
+        "labkit data model --steps 100 --seed 7 --out quick_model",
+    )
+)(model)
 
 
 @app.command(

@@ -1,22 +1,28 @@
 """The model that is trained: a transformers classifier with LoRA matrices and a new head."""
 
 import copy
+import logging
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import torch
 from peft import LoraConfig, TaskType, get_peft_model
 from safetensors import SafetensorError
 from torch import nn
-from transformers import AutoModelForSequenceClassification
+from transformers import AutoModelForSequenceClassification, PretrainedConfig
 from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.pytorch_utils import Conv1D
+from transformers.utils import logging as transformers_logging
 
 from labkit.hub import hub_reachable
 from labkit.model_source import ModelError, ModelSource
 from labkit.packed_model import ATTENTION, check_can_pack
 from labkit.precision import Precision
 from labkit.recipe import Recipe
+
+logger = logging.getLogger(__name__)
 
 
 def build_model(
@@ -54,10 +60,7 @@ def build_model(
         if source.weights_from is None:
             base = AutoModelForSequenceClassification.from_config(config, **options)
         else:
-            base = AutoModelForSequenceClassification.from_pretrained(
-                source.weights_from, config=config, use_safetensors=True, **options,
-                local_files_only=Path(source.weights_from).is_dir() or not hub_reachable(),
-            )  # fmt: skip
+            base = _load(source, config, options)
     except (OSError, ValueError, ImportError, RuntimeError, SafetensorError) as error:
         if isinstance(error, torch.OutOfMemoryError) or "can't allocate memory" in str(error):
             raise
@@ -67,6 +70,26 @@ def build_model(
         check_can_pack(base, source.name, last_token_only=recipe.last_token_only)
     base.train()  # from_pretrained returns evaluation mode: no dropout, no recomputing
     return _add_lora(base, recipe, source.name)
+
+
+def _load(source: ModelSource, config: PretrainedConfig, options: dict) -> nn.Module:
+    """The model with its weights; those that were not in its files are named, but for a head.
+
+    A backbone without a head is what is wanted, so transformers' report of it would only alarm.
+    """
+    with quiet_transformers():
+        base, loaded = AutoModelForSequenceClassification.from_pretrained(
+            source.weights_from, config=config, use_safetensors=True, **options,
+            local_files_only=Path(source.weights_from).is_dir() or not hub_reachable(),
+            output_loading_info=True,
+        )  # fmt: skip
+    inside = f"{base.base_model_prefix}."
+    if missing := sorted(name for name in loaded["missing_keys"] if name.startswith(inside)):
+        logger.warning(
+            "%s: %d weights are not in its files and begin at random, the first %s.",
+            source.name, len(missing), missing[0],
+        )  # fmt: skip
+    return base
 
 
 def _add_lora(base: nn.Module, recipe: Recipe, name: str) -> nn.Module:
@@ -108,6 +131,21 @@ def _to_head_dtype(head: nn.Module, inputs: tuple) -> tuple:
     """Hand a float32 head float32 activations, whatever format the base computes in."""
     weight = next(head.modules_to_save.parameters())
     return (inputs[0].to(weight.dtype), *inputs[1:])
+
+
+@contextmanager
+def quiet_transformers() -> Iterator[None]:
+    """Without transformers' bars about files, and its report of what a file did not hold."""
+    had_bar = transformers_logging.is_progress_bar_enabled()
+    verbosity = transformers_logging.get_verbosity()
+    transformers_logging.disable_progress_bar()
+    transformers_logging.set_verbosity_error()
+    try:
+        yield
+    finally:
+        transformers_logging.set_verbosity(verbosity)
+        if had_bar:
+            transformers_logging.enable_progress_bar()
 
 
 def parameter_kind(name: str) -> str:

@@ -13,7 +13,7 @@ recipe report interruption
 machine hub
 precision model_source packing packed_model model trainable compiling
 rows data subsets synthetic tokenizer token_cache order tokens shapes
-step memory trial measure
+step memory trial measure pretrain_data pretrain
 quality adapter_files adapter checkpoint history schedule loop training
 predict.gpus space predict.roofline predict.counting predict.attention predict.packed_attention predict.cuda
 predict.events predict.log predict.whereabouts predict.tracer predict.fake predict.trace
@@ -29,7 +29,7 @@ export
 job limits plan plan_words findings forecast_findings exercises
 run_folder forecast cells notebook explorer_measure explorer
 page exploration predicted_page execution progress resume runner
-cli_options cli_output cli_data cli_plan_output cli_plan
+cli_options cli_output cli_pretrain cli_data cli_plan_output cli_plan
 cli_train_output cli_train cli_predict cli_explore cli_validate cli __main__
 """
 ORDER = LAYERS.split()
