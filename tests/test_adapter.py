@@ -9,6 +9,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from labkit.adapter import WEIGHTS, AdapterError, load_adapter, save_adapter
+from labkit.machine import PROJECT
 from labkit.recipe import Recipe
 
 LORA_B = "base_model.model.model.layers.0.self_attn.q_proj.lora_B.weight"
@@ -95,6 +96,18 @@ def test_a_process_without_labkit_computes_the_same_logits(saved, pairs, tiny_ba
     expected = [[value.hex() for value in row] for row in logits_of(step, batch).tolist()]
     assert answers == [expected, expected]
     assert labels == {"0": "different", "1": "same"}
+
+
+@pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning")  # of peft
+def test_the_example_of_the_documentation_loads_it(saved):
+    folder, step = saved
+    page = (PROJECT / "docs" / "training.md").read_text(encoding="utf-8")
+    code = re.findall(r"```python\n(.*?)```", page, re.DOTALL)[1]
+    names = {}
+    exec(code.replace("runs/train/small/adapter", str(folder)), names)
+    ids = {name: names["batch"][name] for name in ("input_ids", "attention_mask")}
+    step.model.eval()
+    assert torch.equal(names["logits"], step.model(**ids).logits)
 
 
 def test_the_folder_says_what_it_is(saved):

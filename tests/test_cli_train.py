@@ -109,8 +109,22 @@ def test_an_earlier_training_is_kept_beside(table, tmp_path):
     assert len(list(tmp_path.glob("run-until-*/training.json"))) == 1
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_signal_ends_the_step_and_resume_goes_on(table, tmp_path, number):
+def test_ctrl_c_ends_the_step_and_writes_a_checkpoint(table, tmp_path, monkeypatch):
+    real = TrainingStep.__call__
+
+    def interrupted(*arguments):
+        signal.raise_signal(signal.SIGINT)
+        return real(*arguments)
+
+    monkeypatch.setattr(TrainingStep, "__call__", interrupted)
+    result = invoke("train", *SHORT, "--data", table, "--out", tmp_path / "run")
+    assert result.exit_code == 130
+    words = "Stopped after step 1. Go on with the same options and --resume."
+    assert result.stderr.splitlines()[-1] == words
+    assert (tmp_path / "run" / "checkpoint.safetensors").exists()
+
+
+def test_a_terminated_training_goes_on_with_resume(table, tmp_path):
     steps = (
         "train",
         *TINY,
@@ -130,12 +144,12 @@ def test_a_signal_ends_the_step_and_resume_goes_on(table, tmp_path, number):
     )  # fmt: skip
     for line in process.stderr:
         if line.startswith("step 1:"):
-            process.send_signal(number)
+            process.terminate()
             break
     text = process.stderr.read()
     process.stdout.close()
     process.stderr.close()
-    assert process.wait() == 128 + number
+    assert process.wait() == 143
     assert "Go on with the same options and --resume." in text
     assert "Traceback" not in text
     assert "going on after step" in invoke(*steps, *cut, "--resume").stderr
