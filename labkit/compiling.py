@@ -36,7 +36,9 @@ def compile_model(model: nn.Module, recipe: Recipe, device: torch.device) -> Cal
                 "torch.compile needs a C++ compiler and finds none (g++ on Linux, clang on "
                 "macOS, cl on Windows)"
             ) from None
-    return torch.compile(model, mode=recipe.compile)
+    # without padding hardly two batches have the same number of tokens
+    dynamic = True if recipe.padding == "none" else None
+    return torch.compile(model, mode=recipe.compile, dynamic=dynamic)
 
 
 def graphs_compiled() -> int:

@@ -44,6 +44,12 @@ class Job:
     margin: float = MARGIN
 
     def __post_init__(self) -> None:
+        if self.recipe.padding == "none" or self.recipe.instruction:
+            raise PlanError(
+                "a plan looks at padded batches of pairs: leave padding none and instruction "
+                "out, and put the instruction's tokens into max_length; labkit predict answers "
+                "for one such recipe."
+            )
         tokens = self.tokens or self.recipe.max_length
         mean = min(aligned(self.mean_tokens or tokens), self.length_limit)
         object.__setattr__(self, "tokens", tokens)

@@ -37,7 +37,7 @@ class PackedClassifier(nn.Module):
         narrow = {"ends": ends} if self.last_token_only else {}
         hidden = self.backbone(**arguments, **narrow).last_hidden_state[0]
         return SequenceClassifierOutput(
-            logits=self.head(hidden if self.last_token_only else hidden[ends])
+            logits=self.head(hidden if self.last_token_only else hidden.index_select(0, ends))
         )
 
 
@@ -151,19 +151,29 @@ def _in_padded_rows(query, key, value, slots, places, starts, scaling) -> torch.
     attention = functional.scaled_dot_product_attention
     options = {"scale": scaling, "enable_gqa": query.shape[1] != key.shape[1]}
     shared = len(query) - len(places)
-    q, k, v = (x[slots].transpose(1, 2) for x in (query, key, value))  # (B, heads, T, D)
+    q, k, v = (_rows_of(x, slots) for x in (query, key, value))  # (B, heads, T, D)
     if not shared:
         out = attention(q, k, v, is_causal=True, **options)
-        return out.transpose(1, 2).flatten(0, 1)[places]
+        return out.transpose(1, 2).flatten(0, 1).index_select(0, places)
     prefix = [x[:shared].transpose(0, 1)[None] for x in (query, key, value)]
     k, v = (
         torch.cat([once.expand(len(slots), -1, -1, -1), own], dim=2)
         for once, own in zip(prefix[1:], (k, v), strict=True)
     )
     seen = torch.ones(q.shape[2], k.shape[2], dtype=torch.bool, device=q.device).tril(shared)
-    out = attention(q, k, v, attn_mask=seen, **options).transpose(1, 2).flatten(0, 1)[places]
+    out = (
+        attention(q, k, v, attn_mask=seen, **options)
+        .transpose(1, 2)
+        .flatten(0, 1)
+        .index_select(0, places)
+    )
     of_prefix = attention(*prefix, is_causal=True, **options)[0].transpose(0, 1)
     return torch.cat([of_prefix, out])
+
+
+def _rows_of(x: torch.Tensor, slots: torch.Tensor) -> torch.Tensor:
+    """(B, heads, T, D): of (N, heads, D), the tokens of each pair in a row of its own."""
+    return x.index_select(0, slots.flatten()).unflatten(0, slots.shape).transpose(1, 2)
 
 
 def narrow_last_layer(layer: nn.Module) -> None:
@@ -174,7 +184,7 @@ def narrow_last_layer(layer: nn.Module) -> None:
 
     def forward(self, hidden_states, *, ends, **arguments) -> torch.Tensor:
         attended, _ = self.self_attn(self.input_layernorm(hidden_states), **arguments)
-        hidden = hidden_states[:, ends] + attended[:, ends]
+        hidden = (hidden_states + attended).index_select(1, ends)
         return hidden + self.mlp(self.post_attention_layernorm(hidden))
 
     layer.forward = MethodType(forward, layer)

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from itertools import accumulate
 
+import numpy as np
 import torch
 
 
@@ -59,7 +60,7 @@ class PackedBatch:
             return [self]
         row, shared = self.input_ids[0], self.input_ids.numel() - sum(self.lengths)
         found, start = [], shared
-        for chosen in torch.arange(len(self.labels)).tensor_split(min(parts, len(self.labels))):
+        for chosen in np.array_split(range(len(self.labels)), min(parts, len(self.labels))):
             pairs = slice(int(chosen[0]), int(chosen[-1]) + 1)
             lengths = self.lengths[pairs]
             stop = start + sum(lengths)
@@ -113,7 +114,7 @@ def lay_out(
     *,
     real_tokens: int | None,
 ) -> PackedBatch:
-    """The batch of a row of tokens, on its device.
+    """The batch of a row of tokens, on its device; all that depends on values is counted here.
 
     Args:
         ids: (N,) token ids: a prefix, if there are more than ``lengths`` add up to, then the
@@ -122,19 +123,23 @@ def lay_out(
         ends: (B,) the token of each pair that the head reads, counted in the row.
         labels: (B,) labels.
     """
-    counts = torch.tensor(lengths)
+    counts = np.array(lengths)
     shared, longest = len(ids) - int(counts.sum()), int(counts.max())
-    starts = torch.cat([torch.tensor([0]), counts.cumsum(0)]) + shared
-    column = torch.arange(longest)
+    starts = np.concatenate([[0], counts.cumsum()]) + shared
+    column = np.arange(longest)
     there = column < counts[:, None]  # (B, T)
-    slots = starts[:-1, None] + column.minimum(counts[:, None] - 1)  # beyond: the last again
-    positions = torch.cat([torch.arange(shared), column.expand_as(there)[there] + shared])
+    slots = starts[:-1, None] + np.minimum(column, counts[:, None] - 1)  # then the last again
+    positions = np.concatenate([np.arange(shared), there.nonzero()[1] + shared])
+
+    def tensor(array: np.ndarray, dtype: torch.dtype = torch.int64) -> torch.Tensor:
+        return torch.tensor(array, dtype=dtype, device=ids.device)
+
     return PackedBatch(
         input_ids=ids[None],
-        position_ids=positions[None].to(ids.device),
-        slots=slots.to(ids.device),
-        places=there.flatten().nonzero()[:, 0].to(ids.device),
-        starts=starts.int().to(ids.device),
+        position_ids=tensor(positions)[None],
+        slots=tensor(slots),
+        places=tensor(np.flatnonzero(there)),
+        starts=tensor(starts, torch.int32),
         ends=ends,
         labels=labels,
         lengths=tuple(lengths),

@@ -13,6 +13,7 @@ from labkit.data import Pairs
 from labkit.machine import machine_facts
 from labkit.memory import measure_memory
 from labkit.model_source import ModelSource, check_recipe_fits, find_model
+from labkit.order import loader_options
 from labkit.precision import choose_precision, product_seconds
 from labkit.recipe import Recipe
 from labkit.report import Report
@@ -53,7 +54,9 @@ class Trial:
         self.precision = choose_precision(recipe, device, emulate=emulate)
         self.tokenizer = load_tokenizer(recipe.model)
         check_recipe_fits(self.source, recipe, len(self.tokenizer))
-        self.stream = lambda: batches(recipe, pairs, self.tokenizer, cache_folder=cache_folder)
+        self.stream = lambda: batches(
+            recipe, pairs, self.tokenizer, cache_folder=cache_folder, device_type=device.type
+        )
         self.step: TrainingStep | None = None
         self.calls = 0
         self.report = Report(
@@ -63,6 +66,7 @@ class Trial:
             data=pairs.facts(),
             machine=machine_facts(device.type),
         )
+        self.report.notes += loader_options(recipe, device.type)[1]
         if self.precision.reason:
             self.report.notes.append(self.precision.reason)
             asked = recipe.autocast if recipe.autocast != "none" else recipe.weights
@@ -129,15 +133,16 @@ class Trial:
                 "graphs": graphs_compiled() - graphs,
                 "recompilations_while_timed": 0,
             }
-        self.largest = max(planned, key=lambda batch: batch.input_ids.numel())
+        self.largest = max(planned, key=lambda batch: batch.computed_tokens)
 
     def _see_shapes(self, planned: list[Batch]) -> None:
         """Compile for every shape that will be timed, without an update: losses stay alike."""
         seen = set()
         for batch in planned:
             for part in batch.split(self.recipe.micro_batches):
-                if part.input_ids.shape not in seen:
-                    seen.add(part.input_ids.shape)
+                shapes = tuple(tensor.shape for tensor in part.tensors)
+                if shapes not in seen:
+                    seen.add(shapes)
                     self.progress(f"warming up shape {len(seen)}")
                     loss = self.step.loss(part.to(self.device), pairs=len(batch.labels))
                     self.step.scaler.scale(loss).backward()
@@ -180,7 +185,7 @@ class Trial:
             self.report.step_seconds.append(seconds)
             self.report.data_seconds.append(made - start)
             self.report.real_tokens.append(batch.real_tokens)
-            self.report.computed_tokens.append(batch.input_ids.numel())
+            self.report.computed_tokens.append(batch.computed_tokens)
         return seconds
 
     def release(self) -> None:

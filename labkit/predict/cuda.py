@@ -17,8 +17,10 @@ from unittest import mock
 import torch
 from torch.nn import functional
 
+from labkit import packed_model
 from labkit.predict.attention import cuda_attention
 from labkit.predict.gpus import Gpu
+from labkit.predict.packed_attention import packed_attention_on, packed_kernel_on
 
 # Of the operations that autocast runs in float32 on a card and not on a CPU, those that the
 # layers of language models use.
@@ -44,6 +46,8 @@ def cuda_behaviour(gpu: Gpu) -> Iterator[None]:
         replace(torch.amp.GradScaler, "__init__", _for_cpu(torch.amp.GradScaler.__init__))
         replace(functional, "dropout", _dropout(functional.dropout))
         replace(functional, "scaled_dot_product_attention", cuda_attention(gpu))
+        replace(packed_model, "kernel_for", packed_kernel_on(gpu))
+        replace(packed_model, "varlen_attn", packed_attention_on(gpu))
         for name in FLOAT32_UNDER_AUTOCAST:
             for owner in NAMESPACES:
                 if function := getattr(owner, name, None):

@@ -80,12 +80,14 @@ def predict(
     )
     plain = replace(recipe, compile="none", cached=False)  # one timeline serves them all
     step = RecipeStep(
-        plain, source, precision, gpu, shape.padded, pad_token_id=tokenizer.pad_token_id
-    )
+        plain, source, precision, gpu, shape.padded, tokenizer.pad_token_id,
+        lengths=shape.lengths, shared=shape.shared,
+    )  # fmt: skip
     trace, report.trainable = step_trace(step, shape)
     if precision.reason:
         report.notes.append(precision.reason)
-    if recipe.micro_batches > 2 and shape.pairs % recipe.micro_batches == 0:
+    uneven = shape.pairs % recipe.micro_batches or recipe.padding == "none"
+    if recipe.micro_batches > 2 and not uneven:
         report.notes.append(
             f"timeline: parts 3 to {recipe.micro_batches} do with memory what part 2 does, and "
             "are left out"

@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from labkit.model_source import ModelSource, with_depth
+from labkit.packing import PackedBatch, lay_out
 from labkit.precision import Precision
 from labkit.predict.events import Trace
 from labkit.predict.gpus import Gpu
@@ -21,7 +22,8 @@ CPU = torch.device("cpu")
 class RecipeStep:
     """What a recipe's step does to memory, its batch left open.
 
-    ``model`` says which model it is, and tells two of them apart.
+    ``lengths`` are those of the pairs of a batch without padding, where they are not all as
+    long as the longest; ``shared`` tokens stand before them.
     """
 
     recipe: Recipe
@@ -30,6 +32,8 @@ class RecipeStep:
     gpu: Gpu | None
     padded: bool
     pad_token_id: int
+    lengths: tuple[int, ...] = ()
+    shared: int = 0
 
     def __hash__(self) -> int:
         return hash(self._key)
@@ -40,6 +44,7 @@ class RecipeStep:
     @property
     def _key(self) -> tuple:
         rest = (self.precision, self.gpu, self.padded, self.pad_token_id)
+        rest += (self.lengths, self.shared)
         return (self.recipe, self.source.name, self.source.config_json, *rest)
 
     def trace(
@@ -68,13 +73,24 @@ class RecipeStep:
             see(step.model)
 
             def run(mark) -> None:
-                pairs, tokens = next(waiting)
-                ids = torch.zeros(pairs, tokens, dtype=torch.int64)
-                mask = torch.ones(pairs, tokens, dtype=torch.int64)
-                labels = torch.zeros(pairs, dtype=torch.int64)
-                step(Batch(ids, mask, labels, real_tokens=None), mark=mark)
+                step(self._batch(*next(waiting)), mark=mark)
 
             return step.model, step.optimizer, run
 
         with torch.random.fork_rng(devices=[]):  # building seeds it
             return trace_step(build, self.gpu, steps=len(shapes), padded=self.padded)
+
+    def _batch(self, pairs: int, tokens: int) -> Batch | PackedBatch:
+        """A batch of zeros."""
+        labels = torch.zeros(pairs, dtype=torch.int64)
+        if self.recipe.padding == "none":
+            lengths = self.lengths or (tokens,) * pairs
+            ids = torch.zeros(self.shared + sum(lengths), dtype=torch.int64)
+            batch = lay_out(ids, lengths, torch.zeros_like(labels), labels, real_tokens=None)
+            empty = {
+                name: torch.zeros(tensor.shape, dtype=tensor.dtype)  # as a batch comes: made
+                for name, tensor in batch.arguments.items()  # of nothing, before the step
+            }
+            return replace(batch, **empty)
+        ids = torch.zeros(pairs, tokens, dtype=torch.int64)
+        return Batch(ids, torch.ones_like(ids), labels, real_tokens=None)

@@ -173,7 +173,8 @@ def has_timeline(step: RecipeStep) -> bool:
     )
     rope = getattr(config, "rope_parameters", None) or {}
     return (
-        depth >= 1
+        step.recipe.padding != "none"  # whose sizes depend on each pair's length
+        and depth >= 1
         and all(value == value[:1] * depth for value in of_layers)  # layers are alike
         and getattr(config, "max_position_embeddings", 0) >= LONGEST
         and kinds == {"full_attention"}  # a window is another path for longer rows

@@ -39,7 +39,7 @@ def step_trace(
         with_costs: Whether arithmetic and traffic are wanted, too.
     """
     parts = step.recipe.micro_batches
-    if parts <= 2 or shape.pairs % parts:
+    if parts <= 2 or shape.pairs % parts or step.recipe.padding == "none":
         return _step_trace(step, shape, more_to_come, with_costs)
     two = replace(step, recipe=replace(step.recipe, micro_batches=2))
     both = replace(shape, pairs=2 * shape.pairs // parts)
