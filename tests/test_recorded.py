@@ -8,7 +8,7 @@ import pytest
 from typer.testing import CliRunner
 
 from labkit.cli import app
-from labkit.model_source import SIZES, find_model, geometry
+from labkit.model_source import find_model, geometry
 from labkit.predict import recorded
 from labkit.predict.attention import choose_backend, stand_in
 from labkit.predict.gpus import GPUS, find_gpu
@@ -43,7 +43,7 @@ def test_every_recipe_of_the_space_is_recorded(model, gpu):
 
 
 def test_archives_are_small_and_none_is_forgotten():
-    files = {file_of(model, gpu) for model in SIZES for gpu in CARDS}
+    files = {file_of(model, gpu) for model in MODELS for gpu in CARDS}
     assert files == set(recorded.FOLDER.glob("*.zip"))
     assert all(file.stat().st_size <= 500_000 for file in files)
 

@@ -81,16 +81,18 @@ class RecipeStep:
             return trace_step(build, self.gpu, steps=len(shapes), padded=self.padded)
 
     def _batch(self, pairs: int, tokens: int) -> Batch | PackedBatch:
-        """A batch of zeros."""
+        """A batch of zeros, made of nothing, as one is that comes before the step."""
+        if self.recipe.padding != "none":
+            ids = torch.zeros(pairs, tokens, dtype=torch.int64)
+            mask = torch.ones(pairs, tokens, dtype=torch.int64)
+            labels = torch.zeros(pairs, dtype=torch.int64)
+            return Batch(ids, mask, labels, real_tokens=None)
+        lengths = self.lengths or (tokens,) * pairs
+        ids = torch.zeros(self.shared + sum(lengths), dtype=torch.int64)
         labels = torch.zeros(pairs, dtype=torch.int64)
-        if self.recipe.padding == "none":
-            lengths = self.lengths or (tokens,) * pairs
-            ids = torch.zeros(self.shared + sum(lengths), dtype=torch.int64)
-            batch = lay_out(ids, lengths, torch.zeros_like(labels), labels, real_tokens=None)
-            empty = {
-                name: torch.zeros(tensor.shape, dtype=tensor.dtype)  # as a batch comes: made
-                for name, tensor in batch.arguments.items()  # of nothing, before the step
-            }
-            return replace(batch, **empty)
-        ids = torch.zeros(pairs, tokens, dtype=torch.int64)
-        return Batch(ids, torch.ones_like(ids), labels, real_tokens=None)
+        batch = lay_out(ids, lengths, labels, labels, real_tokens=None)
+        empty = {
+            name: torch.zeros(tensor.shape, dtype=tensor.dtype)
+            for name, tensor in batch.arguments.items()
+        }
+        return replace(batch, **empty)
