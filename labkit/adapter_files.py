@@ -2,17 +2,14 @@
 
 import copy
 import json
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import torch
 from torch import nn
 from transformers import AutoModelForSequenceClassification
-from transformers.utils import logging
 
 from labkit.data import LABELS
-from labkit.model import parameter_kind
+from labkit.model import parameter_kind, quiet_transformers
 from labkit.model_source import TRAINED_FOLDER, ModelSource
 from labkit.recipe import Recipe
 from labkit.step import TrainingStep
@@ -59,7 +56,7 @@ def write_companions(
     base = source.weights_from
     if own_base:
         base = str((folder / "base_model").resolve())
-        with _no_bar():
+        with quiet_transformers():
             plain_base(step.model).save_pretrained(draft / "base_model")
         _save_tokenizer(tokenizer, draft / "base_model")
     _describe(step.recipe, draft, base, own_base)
@@ -81,18 +78,6 @@ def plain_base(model: nn.Module) -> nn.Module:
     }
     base.load_state_dict(tensors, assign=True)
     return base
-
-
-@contextmanager
-def _no_bar() -> Iterator[None]:
-    """Without transformers' bar about the files it writes."""
-    was_shown = logging.is_progress_bar_enabled()
-    logging.disable_progress_bar()
-    try:
-        yield
-    finally:
-        if was_shown:
-            logging.enable_progress_bar()
 
 
 def _save_tokenizer(tokenizer, folder: Path) -> None:

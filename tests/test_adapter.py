@@ -8,6 +8,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from labkit import adapter_files
 from labkit.adapter import WEIGHTS, AdapterError, load_adapter, save_adapter
 from labkit.machine import PROJECT
 from labkit.recipe import Recipe
@@ -164,6 +165,22 @@ def test_the_base_is_that_of_the_model(tiny_step, tiny_batches, tokenizer, tmp_p
     name = "model.layers.1.self_attn.v_proj"
     assert torch.equal(base[f"{name}.weight"], own[f"{name}.base_layer.weight"])
     assert len(base) == sum("lora_" not in n and "modules_to_save" not in n for n in own)
+
+
+def test_the_base_that_comes_with_the_lab_is_written_another_one_is_named(
+    saved, tokenizer, tiny_step, tiny_batches, tmp_path, monkeypatch
+):
+    base = saved[0] / "base_model"
+    step = trained(tiny_step(model=str(base)), tiny_batches)
+    named = save_adapter(step, tokenizer, tmp_path / "named")
+    assert not (named / "base_model").exists()
+    assert f"from_pretrained({str(base)!r}" in (named / "README.md").read_text(encoding="utf-8")
+    monkeypatch.setattr(adapter_files, "TRAINED_FOLDER", base)
+    written = save_adapter(step, tokenizer, tmp_path / "written")
+    ours, theirs = (load_file(f / "model.safetensors") for f in (written / "base_model", base))
+    del ours["score.weight"], theirs["score.weight"]  # a head of its own
+    assert ours.keys() == theirs.keys()
+    assert all(torch.equal(ours[name], theirs[name]) for name in ours)
 
 
 def test_an_adapter_that_never_learned_is_not_saved(tiny_step, tokenizer, tmp_path):
