@@ -15,8 +15,9 @@ precision model_source packing packed_model model trainable compiling
 rows data subsets synthetic tokenizer token_cache order tokens shapes
 step memory trial measure pretrain_data pretrain
 quality adapter_files adapter checkpoint history schedule loop training
-predict.gpus space predict.roofline predict.counting predict.attention predict.packed_attention predict.cuda
-predict.events predict.log predict.whereabouts predict.tracer predict.fake predict.trace
+predict.gpus space predict.roofline predict.counting predict.attention
+predict.packed_attention predict.cuda predict.events predict.log predict.whereabouts
+predict.tracer predict.fake predict.trace
 predict.segments predict.allocator predict.plain_replay predict.peaks
 predict.stack predict.layers predict.polynomials predict.timeline predict.recorded
 predict.recipe_step predict.recipe_timeline predict.recipe_trace
