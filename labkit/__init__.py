@@ -30,6 +30,7 @@ _HOME = {
     "predict.prediction": ("predict_step",),
     "records": ("load_record", "load_records"),
     "plots": ("plot_peaks", "plot_phases", "plot_step_times", "plot_timeline"),
+    "padding_plots": ("plot_padding",),
     "overview": ("plot_ladder",),
     "forecast_plots": ("plot_forecast", "plot_forecast_ladder"),
     "explorer_plots": ("plot_explorer",),

@@ -181,6 +181,12 @@ def alt_ladder(comparisons: dict[str, Comparison]) -> str:
     return f"{kind}, {provenance(*reports)}. " + " ".join(sentences)
 
 
+def alt_padding(shares: dict[str, float]) -> str:
+    """The alternative text of ``plot_padding``."""
+    words = "; ".join(f"{name}: {share:.1%}" for name, share in shares.items())
+    return f"Bars: padding as a share of the computed tokens of an epoch. {words}."
+
+
 def alt_owner_timeline(report: Report) -> str:
     """The alternative text of ``plot_owner_timeline``."""
     kind = "Stacked areas of the bytes that each owner holds during one step"

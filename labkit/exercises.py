@@ -116,4 +116,8 @@ EXERCISES = {
         lambda c: 1 - sum(c.after.real_tokens) / sum(c.after.computed_tokens),
         "Add up computed_tokens and real_tokens of the timed steps.",
     ),
+    "07_no_padding": Exercise(
+        lambda c: sum(c.before.computed_tokens) / sum(c.after.computed_tokens),
+        "Divide the tokens that the step before computed by those that this one computed.",
+    ),
 }

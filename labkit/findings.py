@@ -7,6 +7,7 @@ figures show it: the same notebook runs on machines where an optimisation does n
 from collections.abc import Callable, Iterator
 
 from labkit.captions import format_seconds, peak_words, speed_words, why_missing
+from labkit.recipe import describe_change
 from labkit.report import Comparison, Memory, Report, format_bytes
 
 
@@ -24,6 +25,22 @@ def findings(slug: str, comparison: Comparison) -> list[str]:
             sentences.append(f"Speed: {speed_words(comparison)}")
     if before is None or before.ok:
         sentences += SPECIAL[slug](comparison)
+    return [f"{sentence}." for sentence in [*sentences, *after.notes]]
+
+
+def variant_findings(comparison: Comparison) -> list[str]:
+    """What two variants of a step show when they are measured against each other."""
+    before, after = comparison.before, comparison.after
+    for report in (before, after):
+        if not report.ok:
+            return [f"There are no figures of one variant: {why_missing(report)}."]
+    sentences = [
+        f"What changes: {describe_change(before.recipe, after.recipe)}",
+        f"Peak memory is {format_bytes(after.memory.peak_allocated_bytes)}: "
+        f"{peak_words(comparison)}",
+        f"It is {speed_words(comparison)}{_clear(comparison)}",
+        _losses(comparison),
+    ]
     return [f"{sentence}." for sentence in [*sentences, *after.notes]]
 
 
@@ -141,6 +158,21 @@ def _cached_data(comparison: Comparison) -> Iterator[str]:
     yield _losses(comparison)
 
 
+def _no_padding(comparison: Comparison) -> Iterator[str]:
+    before, after = comparison.before, comparison.after
+    if comparison.speed_ratios:
+        computed, real = sum(before.computed_tokens), sum(before.real_tokens)
+        yield (
+            f"Of the tokens that the step before computed, {1 - real / computed:.1%} were "
+            f"padding; this one computed {sum(after.computed_tokens):,} for {real:,} real ones"
+        )
+        yield (
+            f"It trains on {after.real_tokens_per_second:,.0f} real tokens a second, the step "
+            f"before on {before.real_tokens_per_second:,.0f}"
+        )
+    yield _losses(comparison)
+
+
 def ladder_findings(comparisons: dict[str, Comparison]) -> list[str]:
     """The sentences about a whole run."""
     sentences = [
@@ -211,6 +243,7 @@ SPECIAL: dict[str, Callable[[Comparison], Iterator[str]]] = {
     "04_accumulation": _accumulation,
     "05_compile": _compile,
     "06_cached_data": _cached_data,
+    "07_no_padding": _no_padding,
 }
 
 

@@ -1,6 +1,7 @@
 """What a course notebook calls: measure one step, show it, and keep it."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -10,11 +11,12 @@ from labkit import captions, forecast_words
 from labkit.cells import show_bullets, show_figure
 from labkit.data import read_pairs
 from labkit.exercises import UNANSWERED, Hint, check_answer, judge
-from labkit.findings import findings, ladder_findings, speed_product
+from labkit.findings import findings, ladder_findings, speed_product, variant_findings
 from labkit.forecast import forecast
 from labkit.forecast_findings import forecast_findings, forecast_ladder_findings
 from labkit.machine import PROJECT, machine_facts
 from labkit.measure import compare
+from labkit.paddings import padding_shares
 from labkit.precision import choose_precision
 from labkit.recipe import describe_change, ladder, profile_named
 from labkit.records import Record, input_key, load_records, save_record
@@ -129,6 +131,32 @@ class Run:
         path = save_record(self.folder, record)
         status.update(Markdown(f"Measured; the record is in `{path.name}`."))
         return self.comparison
+
+    def try_out(self, before: dict, after: dict) -> Comparison:
+        """Measure two variants of this step against each other; no record is kept of them.
+
+        Args:
+            before: Fields of the recipe to change for the first one.
+            after: Those to change for the second one.
+        """
+        status = DisplayHandle()
+        status.display(Markdown("starting"))
+        comparison = compare(
+            replace(self.after, **before),
+            replace(self.after, **after),
+            self.pairs,
+            warmup_steps=self.profile.warmup_steps,
+            timed_steps=self.profile.timed_steps,
+            cache_folder=self.folder / "cache",
+            progress=lambda text: status.update(Markdown(text)),
+        )
+        lines = variant_findings(comparison)
+        status.update(Markdown("\n".join(f"- {line}" for line in lines)))
+        return comparison
+
+    def show_padding(self, plot: Callable) -> None:
+        """Draw how much padding each way of making batches leaves in one epoch."""
+        show_figure(plot, padding_shares(self.after, self.pairs), self.folder, self.slug)
 
     def show(self, plot: Callable) -> None:
         """Draw the comparison with one of labkit's plots, and keep the figure for the page."""

@@ -215,6 +215,7 @@ LADDER_CHANGES = {
     "04_accumulation": {"micro_batches": 4},
     "05_compile": {"compile": "default"},
     "06_cached_data": {"cached": True},
+    "07_no_padding": {"padding": "none"},
 }
 
 

@@ -12,7 +12,7 @@ LAYERS = """
 recipe report interruption
 machine hub
 precision model_source packing packed_model model trainable compiling
-rows data subsets synthetic tokenizer token_cache order tokens shapes
+rows data subsets synthetic tokenizer token_cache order tokens shapes paddings
 step memory trial measure pretrain_data pretrain
 quality adapter_files adapter checkpoint history schedule loop training
 predict.gpus space predict.roofline predict.counting predict.attention
@@ -23,7 +23,7 @@ predict.stack predict.layers predict.polynomials predict.timeline predict.record
 predict.recipe_step predict.recipe_timeline predict.recipe_trace
 predict.prediction predict.recording predict.outlook predict.local_card
 predict.published_gpt2 predict.published_liger predict.published_steps predict.published
-waterfall captions forecast_words canvas plots predicted_plots forecast_plots overview
+waterfall captions forecast_words canvas plots padding_plots predicted_plots forecast_plots overview
 explorer_setting explorer_answer explorer_words explorer_curve explorer_picture explorer_plots
 records table summary reference validation validation_words validator
 export
