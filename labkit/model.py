@@ -86,7 +86,7 @@ def _load(source: ModelSource, config: PretrainedConfig, options: dict) -> nn.Mo
     inside = f"{base.base_model_prefix}."
     if missing := sorted(name for name in loaded["missing_keys"] if name.startswith(inside)):
         logger.warning(
-            "%s: %d weights are not in its files and begin at random, the first %s.",
+            "%s: weights that are not in its files begin at random: %d, the first %s.",
             source.name, len(missing), missing[0],
         )  # fmt: skip
     return base

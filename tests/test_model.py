@@ -3,8 +3,14 @@ import json
 import pytest
 import torch
 from conftest import CPU
+from safetensors.torch import load_file, save_file
 from torch.nn.functional import linear
-from transformers import AutoModelForSequenceClassification, CLIPConfig, GPT2Config
+from transformers import (
+    AutoModelForSequenceClassification,
+    CLIPConfig,
+    GPT2Config,
+    Qwen3Model,
+)
 
 from labkit import model_source
 from labkit.measure import measure
@@ -64,6 +70,23 @@ def test_a_local_folder_is_really_loaded(tmp_path):
     facts = find_model(str(folder)).facts()
     assert facts["weights"] == str(folder)
     assert len(facts["weights_sha256"]) == 64
+
+
+def test_a_backbone_loads_without_a_word(tmp_path, capsys, caplog):
+    Qwen3Model(geometry("qwen3-tiny")).save_pretrained(tmp_path)
+    capsys.readouterr()  # of saving
+    build(tmp_path)
+    captured = capsys.readouterr()
+    assert (captured.out, captured.err, caplog.text) == ("", "", "")
+
+
+def test_weights_that_are_not_in_the_file_are_named(tmp_path, caplog):
+    file = save_tiny(tmp_path) / "model.safetensors"
+    weights = load_file(file)
+    del weights["model.layers.1.mlp.up_proj.weight"]
+    save_file(weights, file, {"format": "pt"})
+    build(tmp_path)
+    assert "not in its files begin at random: 1, the first model.layers.1.mlp" in caplog.text
 
 
 def test_the_dtype_of_the_recipe_wins_over_that_of_the_checkpoint(tmp_path):
