@@ -24,6 +24,7 @@ CPU = torch.device("cpu")
 PEAK_BATCHES = 100  # of the first epoch, among which the largest is looked for: all by default
 LEAST_WARM_STEPS, MOST_WARM_STEPS = 2, 12
 QUIET_STEPS = 2  # in a row that compile nothing, before a compiled contender is timed
+RECOMPILE_LIMIT = 64  # of a function; contenders compile the same ones
 SQUARE = 2048  # the large product that is tried beside the model's own sizes
 PRODUCT_RUNS = 8
 
@@ -98,6 +99,11 @@ def need_compiler() -> None:
         compile_model(nn.Identity(), Recipe(compile="default"), CPU)
     except CompilerMissing as error:
         raise Skipped(f"{error}.") from None
+
+
+def many_graphs():
+    """While this context lasts, in this thread, no contender uses up another one's graphs."""
+    return torch._dynamo.config.patch(recompile_limit=RECOMPILE_LIMIT)
 
 
 @dataclass

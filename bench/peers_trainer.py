@@ -19,6 +19,7 @@ from peers_measure import (
     PeakRecorder,
     Skipped,
     Task,
+    many_graphs,
     need_bfloat16,
     need_compiler,
 )
@@ -145,7 +146,11 @@ class Held(Contender):
         self.trainer.training_step = lambda model, batch, *more: self._step(
             step, model, batch, *more
         )
-        self.turns = Turns(self.trainer.train)
+        self.turns = Turns(self._train)
+
+    def _train(self) -> None:
+        with many_graphs():
+            self.trainer.train()
 
     def _step(self, step: Callable, model, batch: dict, *more) -> torch.Tensor:
         """The trainer's step, on another batch and recorded if asked for."""
