@@ -24,6 +24,7 @@ from labkit.precision import Precision
 from labkit.recipe import Recipe
 from labkit.trainable import check_trainable
 
+DEFAULT_THREADS = torch.get_num_threads()  # as torch chose when the lab was imported
 MAX_GRADIENT_NORM = 1.0  # the default of transformers' TrainingArguments.max_grad_norm
 
 
@@ -69,6 +70,8 @@ class TrainingStep:
         Returns:
             The mean loss over the batch's pairs.
         """
+        if self.device.type == "cpu":
+            torch.set_num_threads(self.recipe.threads or DEFAULT_THREADS)
         self.optimizer.zero_grad(set_to_none=True)
         total = torch.zeros((), device=self.device)
         for part in batch.split(self.recipe.micro_batches):

@@ -5,8 +5,8 @@ from labkit.records import Record
 from labkit.report import OWNERS, PHASES, Comparison, Fit, Memory, Report
 
 STEPS = ladder(PROFILES["small"].recipe)
-PEAKS = dict(zip(STEPS, (4000, 3000, 1500, 1500, 800, 900, 900), strict=True))
-RATIOS = dict(zip(STEPS, (1, 1.25, 0.8, 2, 1, 1.5, 1.1), strict=True))
+PEAKS = dict(zip(STEPS, (4000, 3000, 1500, 1500, 800, 900, 900, 700), strict=True))
+RATIOS = dict(zip(STEPS, (1, 1.25, 0.8, 2, 1, 1.5, 1.1, 2.5), strict=True))
 MACHINE = {
     "name": "Abacus, 2 cores",
     "cpu": "Abacus",

@@ -23,7 +23,7 @@ def test_a_reference_comes_back_without_timelines(tmp_path):
     (reference,) = load_references(tmp_path)
     assert list(reference) == list(make_records())
     assert reference["03_amp"].comparison.after.memory.timeline == []
-    assert len(compare_with_reference(make_records(), reference)) == 7
+    assert len(compare_with_reference(make_records(), reference)) == 8
 
 
 def test_a_reference_keeps_what_was_predicted(tmp_path):

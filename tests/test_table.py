@@ -82,7 +82,7 @@ def test_markdown_has_a_line_for_each_step_and_the_notes_below():
     lines = text.splitlines()
     assert lines[0] == "| " + " | ".join(headings([]).values()) + " |"
     assert len([line for line in lines if line.startswith("| 0")]) == len(STEPS)
-    assert lines[-1] == "- 06_cached_data: no record of this step"
+    assert lines[-1] == "- 07_no_padding: no record of this step"
 
 
 def test_predictions_have_a_column_where_there_are_some():
