@@ -75,7 +75,7 @@ def packed_attention(
     value: torch.Tensor,
     attention_mask: None,
     *,
-    slots: torch.Tensor,
+    slots: tuple[torch.Tensor, ...],
     places: torch.Tensor,
     starts: torch.Tensor,
     scaling: float,
@@ -123,17 +123,17 @@ def _in_one_kernel(query, key, value, slots, places, starts, scaling) -> torch.T
     the whole prefix.
     """
     of_queries = of_keys = starts
-    pairs, longest = slots.shape
+    pairs, longest = len(starts) - 1, max(group.shape[1] for group in slots)
     shared = len(query) - len(places)
     if shared:
         zero = starts.new_zeros(1)
         of_queries = torch.cat([zero, starts])
         counts = torch.cat([zero, starts.diff() + shared])  # keys of each pair
         of_keys = torch.cat([zero, counts.cumsum(0, dtype=torch.int32) + shared])
-        token = torch.arange(len(places), device=slots.device)
+        token = torch.arange(len(places), device=places.device)
         pair = torch.repeat_interleave(starts.diff(), output_size=len(places))
         rows = token.new_empty(len(places) + shared * (pairs + 1))  # of the keys' rows, which
-        prefix = torch.arange(shared, device=slots.device)
+        prefix = torch.arange(shared, device=places.device)
         rows[(of_keys[:-1, None] + prefix).flatten()] = prefix.repeat(pairs + 1)
         rows[token + (pair + 2) * shared] = token + shared
         key, value = key[rows], value[rows]
@@ -144,36 +144,39 @@ def _in_one_kernel(query, key, value, slots, places, starts, scaling) -> torch.T
 
 
 def _in_padded_rows(query, key, value, slots, places, starts, scaling) -> torch.Tensor:
-    """The pairs side by side, padded for attention alone.
+    """The pairs of each group side by side, padded for attention alone.
 
     Causal attention needs no mask for padding on the right: no token sees what comes after it.
     """
-    attention = functional.scaled_dot_product_attention
-    options = {"scale": scaling, "enable_gqa": query.shape[1] != key.shape[1]}
     shared = len(query) - len(places)
-    q, k, v = (_rows_of(x, slots) for x in (query, key, value))  # (B, heads, T, D)
-    if not shared:
-        out = attention(q, k, v, is_causal=True, **options)
-        return out.transpose(1, 2).flatten(0, 1).index_select(0, places)
-    prefix = [x[:shared].transpose(0, 1)[None] for x in (query, key, value)]
-    k, v = (
-        torch.cat([once.expand(len(slots), -1, -1, -1), own], dim=2)
-        for once, own in zip(prefix[1:], (k, v), strict=True)
-    )
-    seen = torch.ones(q.shape[2], k.shape[2], dtype=torch.bool, device=q.device).tril(shared)
-    out = (
-        attention(q, k, v, attn_mask=seen, **options)
-        .transpose(1, 2)
-        .flatten(0, 1)
-        .index_select(0, places)
-    )
-    of_prefix = attention(*prefix, is_causal=True, **options)[0].transpose(0, 1)
-    return torch.cat([of_prefix, out])
+    options = {"scale": scaling, "enable_gqa": query.shape[1] != key.shape[1]}
+    rows = (query, key, value)
+    prefix = [x[:shared].transpose(0, 1)[None] for x in rows]  # (1, heads, P, D)
+    outs = []
+    for group in slots:
+        q, k, v = (_rows_of(x, group) for x in rows)  # (b, heads, T, D)
+        seen = None
+        if shared:
+            k, v = (
+                torch.cat([once.expand(len(group), -1, -1, -1), own], dim=2)
+                for once, own in zip(prefix[1:], (k, v), strict=True)
+            )
+            seen = torch.ones(q.shape[2], k.shape[2], dtype=torch.bool, device=q.device)
+            seen = seen.tril(shared)
+        out = functional.scaled_dot_product_attention(
+            q, k, v, attn_mask=seen, is_causal=seen is None, **options
+        )
+        outs.append(out.transpose(1, 2).flatten(0, 1))
+    out = torch.cat(outs).index_select(0, places)
+    if shared:
+        of_prefix = functional.scaled_dot_product_attention(*prefix, is_causal=True, **options)
+        out = torch.cat([of_prefix[0].transpose(0, 1), out])
+    return out
 
 
-def _rows_of(x: torch.Tensor, slots: torch.Tensor) -> torch.Tensor:
-    """(B, heads, T, D): of (N, heads, D), the tokens of each pair in a row of its own."""
-    return x.index_select(0, slots.flatten()).unflatten(0, slots.shape).transpose(1, 2)
+def _rows_of(x: torch.Tensor, group: torch.Tensor) -> torch.Tensor:
+    """(b, heads, T, D): of (N, heads, D), the tokens of each pair of a group in a row."""
+    return x.index_select(0, group.flatten()).unflatten(0, group.shape).transpose(1, 2)
 
 
 def narrow_last_layer(layer: nn.Module) -> None:

@@ -3,25 +3,29 @@
 Every layer but attention treats tokens one by one, so it need not know where a pair ends.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
 from itertools import accumulate
 
 import numpy as np
 import torch
+from torch.utils._pytree import tree_leaves, tree_map
+
+GROUPS = 4  # of a batch's pairs: more would leave less padding, in more calls of attention
 
 
 @dataclass(frozen=True)
 class PackedBatch:
     """Token ids of some pairs, end to end; before them the prefix that all share, if any.
 
-    N counts the row's tokens, P those of the prefix, B the pairs, T the longest pair's tokens.
+    N counts the row's tokens, P those of the prefix, B the pairs. For attention on rows that
+    are padded, pairs of similar length are put in groups: of b pairs, the longest of T tokens.
     """
 
     input_ids: torch.Tensor  # (1, N) int64
     position_ids: torch.Tensor  # (1, N) int64, each token's place in its own pair
-    slots: torch.Tensor  # (B, T) int64, the row's token at each place of each pair
-    places: torch.Tensor  # (N - P,) int64, where each token lies in the flattened slots
+    slots: tuple[torch.Tensor, ...]  # (b, T) int64 each, a group's tokens in the row
+    places: torch.Tensor  # (N - P,) int64, where each token lies in all slots, flattened
     starts: torch.Tensor  # (B + 1,) int32, where each pair begins in the row, and the last ends
     ends: torch.Tensor  # (B,) int64, the token of each pair that the head reads
     labels: torch.Tensor  # (B,) int64
@@ -29,7 +33,7 @@ class PackedBatch:
     real_tokens: int | None  # of all pairs, each with its prefix; None for a part
 
     @property
-    def arguments(self) -> dict[str, torch.Tensor]:
+    def arguments(self) -> dict[str, torch.Tensor | tuple[torch.Tensor, ...]]:
         """What a ``PackedClassifier`` is called with."""
         beside = ("labels", "lengths", "real_tokens")
         return {f.name: getattr(self, f.name) for f in fields(self) if f.name not in beside}
@@ -37,22 +41,29 @@ class PackedBatch:
     @property
     def tensors(self) -> list[torch.Tensor]:
         """What the batch holds in memory."""
-        return [*self.arguments.values(), self.labels]
+        return tree_leaves([self.arguments, self.labels])
+
+    @property
+    def longest(self) -> int:
+        """Tokens of the longest pair, without the prefix."""
+        return max(self.lengths)
 
     @property
     def computed_tokens(self) -> int:
         """Tokens that every layer computes."""
         return self.input_ids.numel()
 
+    def map(self, change: Callable[[torch.Tensor], torch.Tensor]) -> "PackedBatch":
+        """The same batch with each tensor changed."""
+        return replace(self, **tree_map(change, self.arguments | {"labels": self.labels}))
+
     def to(self, device: torch.device | str) -> "PackedBatch":
         """The same batch on another device."""
-        names = [*self.arguments, "labels"]
-        return replace(self, **{name: getattr(self, name).to(device) for name in names})
+        return self.map(lambda tensor: tensor.to(device))
 
     def pin_memory(self) -> "PackedBatch":
         """The same batch where a card reads it directly; a DataLoader asks for this."""
-        names = [*self.arguments, "labels"]
-        return replace(self, **{name: getattr(self, name).pin_memory() for name in names})
+        return self.map(torch.Tensor.pin_memory)
 
     def split(self, parts: int) -> list["PackedBatch"]:
         """The batch in parts, never empty, whose numbers of pairs differ by one at most."""
@@ -124,24 +135,41 @@ def lay_out(
         labels: (B,) labels.
     """
     counts = np.array(lengths)
-    shared, longest = len(ids) - int(counts.sum()), int(counts.max())
+    shared = len(ids) - int(counts.sum())
     starts = np.concatenate([[0], counts.cumsum()]) + shared
-    column = np.arange(longest)
-    there = column < counts[:, None]  # (B, T)
-    slots = starts[:-1, None] + np.minimum(column, counts[:, None] - 1)  # then the last again
-    positions = np.concatenate([np.arange(shared), there.nonzero()[1] + shared])
+    positions = np.concatenate([np.arange(shared), *(np.arange(n) + shared for n in counts)])
 
     def tensor(array: np.ndarray, dtype: torch.dtype = torch.int64) -> torch.Tensor:
         return torch.tensor(array, dtype=dtype, device=ids.device)
 
+    slots, places = _group(counts, starts)
     return PackedBatch(
         input_ids=ids[None],
         position_ids=tensor(positions)[None],
-        slots=tensor(slots),
-        places=tensor(np.flatnonzero(there)),
+        slots=tuple(map(tensor, slots)),
+        places=tensor(places),
         starts=tensor(starts, torch.int32),
         ends=ends,
         labels=labels,
         lengths=tuple(lengths),
         real_tokens=real_tokens,
     )
+
+
+def _group(counts: np.ndarray, starts: np.ndarray) -> tuple[list[np.ndarray], np.ndarray]:
+    """Pairs of similar length in groups, padded to the longest, and each token's place there.
+
+    Args:
+        counts: (B,) tokens of each pair.
+        starts: (B + 1,) where each begins in the row.
+    """
+    slots, places, before = [], np.empty(int(counts.sum()), dtype=np.int64), 0
+    by_length = counts.argsort(kind="stable")
+    for group in np.array_split(by_length, min(GROUPS, len(counts))):
+        column = np.arange(counts[group].max())
+        there = column < counts[group, None]  # (b, T)
+        # beyond a pair's last token, that token again: nothing of it is used
+        slots.append(starts[group, None] + np.minimum(column, counts[group, None] - 1))
+        places[slots[-1][there] - starts[0]] = before + np.flatnonzero(there)
+        before += there.size
+    return slots, places

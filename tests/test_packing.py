@@ -50,18 +50,27 @@ def test_the_row_is_laid_out_as_by_hand():
     batch = pack([[5, 6, 7], [8, 9]], [1, 0], pad_id=0)
     assert batch.input_ids.tolist() == [[5, 6, 7, 8, 9]]
     assert batch.position_ids.tolist() == [[0, 1, 2, 0, 1]]
-    assert batch.slots.tolist() == [[0, 1, 2], [3, 4, 4]]  # a place too many: the last again
-    assert batch.places.tolist() == [0, 1, 2, 3, 4]
+    assert [group.tolist() for group in batch.slots] == [[[3, 4]], [[0, 1, 2]]]  # short first
+    assert batch.places.tolist() == [2, 3, 4, 0, 1]
     assert batch.starts.tolist() == [0, 3, 5]
     assert batch.ends.tolist() == [2, 4]
     assert (batch.labels.tolist(), batch.real_tokens, batch.computed_tokens) == ([1, 0], 5, 5)
+
+
+def test_groups_hold_pairs_of_similar_length_padded_to_the_longest_of_them():
+    lengths = (2, 7, 3, 6, 1)  # in four groups: 1 and 2, 3, 6, 7
+    batch = pack([range(n) for n in lengths], [0] * 5, pad_id=9)
+    assert [tuple(group.shape) for group in batch.slots] == [(2, 2), (1, 3), (1, 6), (1, 7)]
+    assert batch.slots[0].tolist() == [[18, 18], [0, 1]]  # a place too many: the last again
+    laid = torch.cat([group.flatten() for group in batch.slots])
+    assert laid[batch.places].tolist() == list(range(19))
 
 
 def test_a_prefix_stands_once_before_all_pairs():
     batch = pack([[5, 6, 7], [8, 9]], [1, 0], pad_id=0, prefix=[1, 2])
     assert batch.input_ids.tolist() == [[1, 2, 5, 6, 7, 8, 9]]
     assert batch.position_ids.tolist() == [[0, 1, 2, 3, 4, 2, 3]]
-    assert batch.slots.tolist() == [[2, 3, 4], [5, 6, 6]]
+    assert [group.tolist() for group in batch.slots] == [[[5, 6]], [[2, 3, 4]]]
     assert (batch.starts.tolist(), batch.ends.tolist()) == ([2, 5, 7], [4, 6])
     assert (batch.real_tokens, batch.computed_tokens) == (9, 7)  # 2 + 3, 2 + 2; and 7
 

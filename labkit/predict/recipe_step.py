@@ -91,8 +91,4 @@ class RecipeStep:
         ids = torch.zeros(self.shared + sum(lengths), dtype=torch.int64)
         labels = torch.zeros(pairs, dtype=torch.int64)
         batch = lay_out(ids, lengths, labels, labels, real_tokens=None)
-        empty = {
-            name: torch.zeros(tensor.shape, dtype=tensor.dtype)
-            for name, tensor in batch.arguments.items()
-        }
-        return replace(batch, **empty)
+        return batch.map(lambda tensor: torch.zeros(tensor.shape, dtype=tensor.dtype))
