@@ -22,6 +22,7 @@ from labkit.cli_output import print_json, show_report, show_run
 from labkit.cli_plan import app as plan_app
 from labkit.cli_predict import app as predict_app
 from labkit.cli_train import app as train_app
+from labkit.cli_tune import app as tune_app
 from labkit.cli_validate import app as validate_app
 from labkit.recipe import Recipe, profile_named
 
@@ -36,6 +37,7 @@ app.add_typer(predict_app)
 app.add_typer(plan_app)
 app.add_typer(explore_app)
 app.add_typer(train_app)
+app.add_typer(tune_app)
 app.add_typer(validate_app)
 app.add_typer(data_app, name="data")
 

@@ -27,11 +27,13 @@ waterfall captions forecast_words canvas plots padding_plots predicted_plots for
 explorer_setting explorer_answer explorer_words explorer_curve explorer_picture explorer_plots
 records table summary reference validation validation_words validator
 export
+budget race exactness tuning_space tuning_forecast
+tuning_record tuning_entrant tuning_search tuning_proof tuning
 job limits plan plan_words findings forecast_findings exercises
 run_folder forecast cells notebook explorer_measure explorer
 page exploration predicted_page execution progress resume runner
 cli_options cli_output cli_pretrain cli_data cli_plan_output cli_plan
-cli_train_output cli_train cli_predict cli_explore cli_validate cli __main__
+cli_train_output cli_train cli_tune_output cli_tune cli_predict cli_explore cli_validate cli __main__
 """
 ORDER = LAYERS.split()
 
