@@ -13,7 +13,7 @@ from torch import nn
 
 from labkit.data import Pairs
 from labkit.model import build_model, parameter_kind
-from labkit.model_source import ModelSource, find_model
+from labkit.model_source import TRAINED_FOLDER, ModelSource, find_model
 from labkit.precision import Precision
 from labkit.recipe import EMBEDDING_MODELS, Recipe
 from labkit.step import MAX_GRADIENT_NORM
@@ -52,6 +52,7 @@ def export_recipe(
     address = _address(recipe, source)
     model = _build(recipe, source, "cpu" if address is None else "meta")
     contents = _contents(recipe, pairs, address, _head(model))
+    contents["random"] = address is None and source.weights_from is None
     files = {
         "pairs.jsonl": _lines(pairs),
         "recipe.json": json.dumps(recipe.to_dict(), ensure_ascii=False, indent=2) + "\n",
@@ -79,6 +80,11 @@ def _check(recipe: Recipe, folder: Path) -> None:
             "train_base: gradients that are kept and never applied are labkit's alone; without "
             "them the same is trained: set train_base to false."
         )
+    if recipe.instruction:
+        raise ExportError(
+            "instruction: labkit puts it before a pair as tokens of its own, and the other "
+            "libraries do not; write it into the texts and leave instruction out."
+        )
     if recipe.batch_size % recipe.micro_batches:
         raise ExportError(
             f"batch_size ({recipe.batch_size}) is no multiple of micro_batches "
@@ -89,6 +95,8 @@ def _check(recipe: Recipe, folder: Path) -> None:
 
 def _address(recipe: Recipe, source: ModelSource) -> str | None:
     """Where the scripts find the model: a folder, a hub id, or None if it has no weights."""
+    if source.weights_from == str(TRAINED_FOLDER):
+        return None  # the lab's own weights go with the scripts
     if source.weights_from is None:  # those of a published model may only be out of reach here
         return recipe.model if recipe.model in EMBEDDING_MODELS else None
     path = Path(source.weights_from)
@@ -100,12 +108,13 @@ def _address(recipe: Recipe, source: ModelSource) -> str | None:
 
 
 def _build(recipe: Recipe, source: ModelSource, device: str) -> nn.Module:
-    """The model with random weights: those that labkit gives it, or, on ``meta``, none."""
+    """The model with the weights that labkit gives it, or, on ``meta``, with none."""
     pad = 0 if device == "meta" else load_tokenizer(recipe.model).pad_token_id
     with torch.random.fork_rng(devices=[]), torch.device(device):  # building seeds it
         return build_model(
-            replace(recipe, attention="eager"),  # another one may not be installed here
-            replace(source, weights_from=None),
+            # as any library would build it; another attention may not be installed here
+            replace(recipe, attention="eager", padding="longest", last_token_only=False),
+            source if device == "cpu" else replace(source, weights_from=None),
             Precision(getattr(torch, recipe.weights), autocast=None),
             pad_token_id=pad,
         )
@@ -125,7 +134,6 @@ def _contents(recipe: Recipe, pairs: Pairs, address: str | None, head: str) -> d
         "recipe": recipe,
         "part": part,
         "uneven": recipe.micro_batches > 1 and len(pairs) % part > 0,
-        "random": address is None,
         "model": 'str(FOLDER / "model")' if address is None else _literal(address),
         "head": head,
         "bf16": bf16,

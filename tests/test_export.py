@@ -332,6 +332,7 @@ def test_a_small_last_part_is_mentioned(tmp_path, few):
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
+        ({"instruction": "Instruct: same?"}, "instruction: labkit puts it before a pair"),
         ({"train_base": True}, r"^train_base: .* set train_base to false\.$"),
         ({"micro_batches": 3}, r"^batch_size \(8\) is no multiple of micro_batches \(3\)"),
     ],
@@ -340,6 +341,29 @@ def test_what_only_labkit_does_is_refused(tmp_path, few, fields, message):
     with pytest.raises(ExportError, match=message):
         export_recipe(Recipe(**TINY, **fields), few, tmp_path / "exported")
     assert not (tmp_path / "exported").exists()
+
+
+def test_without_padding_the_other_libraries_learn_the_same_with_it(tmp_path, few):
+    recipe = Recipe(**TINY, padding="none", last_token_only=True)
+    export_recipe(recipe, few, tmp_path / "out")
+    texts = {
+        library: (tmp_path / "out" / f"train_{library}.py").read_text(encoding="utf-8")
+        for library in LIBRARIES
+    }
+    assert {name for name, text in texts.items() if "padding is none" in text} == {
+        "transformers", "sentence_transformers",
+    }  # fmt: skip
+
+
+def test_the_labs_trained_weights_go_with_the_scripts(tmp_path, few):
+    export_recipe(Recipe(model="qwen3-mini"), few, tmp_path / "out")
+    written = load_file(tmp_path / "out" / "model" / "model.safetensors")
+    shipped = load_file(model_source.TRAINED_FOLDER / "model.safetensors")
+    for names in zip(sorted(shipped), sorted(set(written) - {"score.weight"}), strict=True):
+        assert names[0].removeprefix("model.") == names[1].removeprefix("model.")
+        assert torch.equal(written[names[1]].float(), shipped[names[0]].float())
+    text = (tmp_path / "out" / "train_labkit.py").read_text(encoding="utf-8")
+    assert "are random" not in text
 
 
 def test_nothing_is_overwritten(tmp_path, few):
