@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from labkit.exercises import UNANSWERED, WrongAnswer, check_answer, judge
-from labkit.findings import findings, ladder_findings, speed_product
+from labkit.findings import findings, ladder_findings, speed_product, variant_findings
 from labkit.recipe import Recipe, ladder
 from labkit.report import Comparison, Memory, Report
 
@@ -195,3 +195,29 @@ def test_a_broken_chain_of_ratios_gives_no_product():
     assert speed_product(chain) is None
     said = " ".join(ladder_findings(chain))
     assert "How fast 02_checkpointing is against 00_baseline is not known" in said
+
+
+def test_without_padding_the_share_and_both_rates_are_said():
+    after = {"computed_tokens": [100] * 8}
+    said = text("07_no_padding", compare("07_no_padding", [1.0] * 8, [0.25] * 8, after=after))
+    assert "75.0% were padding" in said  # 100 of 400 were real
+    assert "computed 800 for 800 real ones" in said
+    assert "400 real tokens a second, the step before on 100" in said
+
+
+def test_two_variants_are_compared_in_words():
+    recipes = [replace(STEPS["03_amp"], **fields) for fields in ({}, {"weights": "bfloat16"})]
+    pair = compare("03_amp", [1.0] * 8, [0.5] * 8, after={"peak": 900})
+    pair.before.recipe, pair.after.recipe = recipes
+    said = " ".join(variant_findings(pair))
+    assert 'weights: "float32" → "bfloat16"' in said
+    assert "2.00 times as fast" in said
+    assert "900 B" in said
+
+
+def test_a_variant_that_was_not_measured_says_why():
+    pair = compare("03_amp", [1.0] * 8, [0.5] * 8)
+    pair.after.status, pair.after.reason = "out_of_memory", "no more"
+    (said,) = variant_findings(pair)
+    assert said.startswith("There are no figures of one variant: ")
+    assert "no more" in said
