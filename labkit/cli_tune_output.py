@@ -41,17 +41,17 @@ class Lines:
     """Says a line where a row's status changes."""
 
     def __init__(self, say: Callable[[str], None]) -> None:
-        self.say, self.said = say, {}
+        self.say, self.said = say, set()
 
     def __call__(self, tuning: "Tuning") -> None:
         """Say what is new."""
-        for index, row in enumerate(tuning.rows):
-            now = (row.stage, row.change, row.status)
+        for row in tuning.rows:
+            words = row_words(row)
+            now = (row.stage, row.change, words["Status"])
             if row.status != "waiting" and now not in self.said:
-                self.said[now] = index
-                figures = [row.status, *filter(None, list(row_words(row).values())[2:5])]
-                why = f" ({row.reason})" if row.reason else ""
-                self.say(f"{row.stage} | {row.change} | {', '.join(figures)}{why}")
+                self.said.add(now)
+                stage, change, *figures, status = words.values()
+                self.say(" | ".join([stage, change, status, ", ".join(filter(None, figures))]))
 
 
 def row_words(row: "Row") -> dict[str, str]:
@@ -131,7 +131,7 @@ def _measured(name: str, report: Report, predicted: int) -> dict[str, str]:
     return {
         "Recipe": name,
         "Measured peak": format_bytes(peak),
-        "Predicted peak": format_bytes(predicted),
+        "Predicted, worst batch": format_bytes(predicted),
         "A step": report.status if seconds is None else format_seconds(seconds),
         "Real tokens/s": "-" if speed is None else f"{speed:,.0f}",
     }
