@@ -22,6 +22,8 @@ HEADINGS = {
     "Speed to leader": "right", "Status": "left",
 }  # fmt: skip
 
+OVER = ("done", "stopped")  # what a tuning says last
+
 
 @contextmanager
 def tuning_display() -> Iterator[Callable[["Tuning"], None]]:
@@ -76,7 +78,11 @@ def row_words(row: "Row") -> dict[str, str]:
 
 
 def live_table(tuning: "Tuning"):
-    """All candidates so far, and what is being done."""
+    """The candidates, and what is being done.
+
+    Until the end stages that are over have one row, their winner: a table that is higher than
+    the terminal cannot be drawn over.
+    """
     from rich.box import SIMPLE_HEAD
     from rich.console import Group
     from rich.markup import escape
@@ -86,8 +92,10 @@ def live_table(tuning: "Tuning"):
     table = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
     for heading, justify in HEADINGS.items():
         table.add_column(heading, justify=justify, overflow="fold")
-    stage = ""
+    stage, last = "", tuning.rows[-1].stage if tuning.rows else ""
     for row in tuning.rows:
+        if row.stage != last and row.status != "winner" and tuning.doing not in OVER:
+            continue
         words = row_words(row) | ({"Stage": ""} if row.stage == stage else {})
         stage = row.stage
         table.add_row(*map(escape, words.values()), style=STATUS_STYLES.get(row.status))

@@ -10,6 +10,8 @@ import time
 from collections.abc import Callable, Collection
 from pathlib import Path
 
+import torch
+
 from labkit.budget import budget_bytes, free_bytes
 from labkit.compiling import compile_cache
 from labkit.data import Pairs
@@ -24,6 +26,7 @@ from labkit.tuning_search import Search, TuneError
 
 EPOCHS = 3  # planned for, unless somebody says how many steps
 ROUNDS = 5
+RECOMPILE_LIMIT = 64  # of a function: recipes that race compile the same ones
 LEAST_ROUNDS = math.ceil(PAIRS_TO_JUDGE / ROUND_STEPS)
 
 
@@ -74,7 +77,8 @@ def tune(
     search = Search(tuning, pairs, where, cache_folder, progress)
     start = time.perf_counter()
     try:
-        with compile_cache(None, cold=True):
+        graphs = torch._dynamo.config.patch(recompile_limit=RECOMPILE_LIMIT)
+        with compile_cache(None, cold=True), graphs:
             search.run()
         search.release()
         prove(search)

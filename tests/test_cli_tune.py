@@ -1,5 +1,6 @@
 import io
 import json
+import re
 from dataclasses import replace
 
 import pytest
@@ -162,6 +163,18 @@ def test_the_table_of_a_terminal_shows_all_rows_and_what_is_done():
         assert words in text
 
 
+def test_of_stages_that_are_over_the_table_shows_winners_until_the_end():
+    def text(doing):
+        earlier = [replace(row, stage="padding") for row in rows()]
+        earlier[0].status = "winner"
+        out = Console(file=io.StringIO(), width=150)
+        out.print(live_table(made(rows=[*earlier, *rows()], doing=doing)))
+        return out.file.getvalue()
+
+    assert text("compile: racing").count("over the budget") == 1
+    assert text("done").count("over the budget") == 2
+
+
 def test_lines_say_each_change_of_a_status_once():
     said, found = [], made(rows=rows())
     lines = Lines(said.append)
@@ -169,11 +182,8 @@ def test_lines_say_each_change_of_a_status_once():
     lines(found)
     found.rows[0].status = "winner"
     lines(found)
-    assert [line.split(" | ")[2].split(",")[0] for line in said] == [
-        "racing",
-        "pruned",
-        "winner",
-    ]
+    statuses = [re.split("[;:]", line.split(" | ")[2])[0] for line in said]
+    assert statuses == ["racing", "pruned", "winner"]
     assert said[0].endswith("pays after 1,234 | 1.0 MiB, 600.0 ms, 1.00×")
     assert said[1] == "compile | weights | pruned: over the budget | 2.00 GiB"
 

@@ -2,26 +2,28 @@ import math
 import random
 from dataclasses import dataclass, field, replace
 from itertools import count
+from types import SimpleNamespace
 
 import pytest
 import torch
 
-from labkit import tuning_search
+from labkit import tuning_forecast, tuning_proof, tuning_search
 from labkit.budget import BudgetError, budget_bytes
 from labkit.compiling import CompilerMissing
 from labkit.exactness import Exactness, check_exact
 from labkit.measure import MeasureError
 from labkit.precision import has_native
+from labkit.predict.gpus import find_gpu
 from labkit.race import ROUND_STEPS, race
 from labkit.recipe import Recipe, differences
-from labkit.report import Report
+from labkit.report import Comparison, Memory, Report
 from labkit.step import TrainingStep
 from labkit.trial import Trial
 from labkit.tuning import TuneError, tune
 from labkit.tuning_entrant import Entrant, if_it_pays
 from labkit.tuning_forecast import Forecast
-from labkit.tuning_proof import NotExact
-from labkit.tuning_record import Row
+from labkit.tuning_proof import NotExact, prove
+from labkit.tuning_record import Row, Tuning
 from labkit.tuning_space import STAGES, Space
 
 TINY = Recipe(model="qwen3-tiny", batch_size=8, max_length=32)
@@ -471,3 +473,93 @@ def test_ctrl_c_before_anything_is_found_is_ctrl_c(pairs, monkeypatch):
 def test_another_budget_than_bytes_is_refused(pairs):
     with pytest.raises(BudgetError, match="budget must be"):
         tune(TINY, pairs, budget="lots", device="cpu")
+
+
+def search_that_found(tuned, *, peak=100, together=0):
+    """A search that is over; its forecast says what the test wants."""
+    tuning = Tuning(TINY, frozenset(), 1000, 2000, 10, 3, recipe=tuned)
+    forecast = SimpleNamespace(
+        peak_bytes=lambda recipe: peak, together_bytes=lambda recipes: together
+    )
+    return SimpleNamespace(
+        tuning=tuning, forecast=forecast, space=Space(TINY), pairs=None, device=CPU,
+        cache_folder=None, say=lambda text: None,
+    )  # fmt: skip
+
+
+@pytest.fixture
+def compared(monkeypatch):
+    """Nothing is run; a test sets the seconds of the tuned steps, the given ones take 1."""
+    seconds, calls = [1.0] * 8, []
+
+    def compare(before, after, pairs, **options):
+        calls.append((before, after))
+        memory = Memory(100, {}, {})
+        reports = [
+            Report(recipe=recipe, memory=memory, step_seconds=times) if recipe else None
+            for recipe, times in ((before, [1.0] * 8), (after, seconds))
+        ]
+        return Comparison(after=reports[1], before=reports[0])
+
+    monkeypatch.setattr(tuning_proof, "compare", compare)
+    exact = Exactness("float32", [(1.0, 1.0)], [0.0])
+    monkeypatch.setattr(tuning_proof, "check_exact", lambda *_, **__: exact)
+    return SimpleNamespace(seconds=seconds, calls=calls)
+
+
+FUSED = replace(TINY, optimizer="adamw_fused")
+
+
+def test_the_given_recipe_stays_unless_the_tuned_one_is_clearly_faster(compared):
+    search = search_that_found(FUSED)
+    prove(search)
+    assert search.tuning.recipe == TINY
+    assert "not clearly faster" in search.tuning.notes[0]
+    compared.seconds[:] = [0.5] * 8
+    search = search_that_found(FUSED)
+    prove(search)
+    assert search.tuning.recipe == FUSED
+    assert search.tuning.notes == []
+
+
+def test_a_given_recipe_over_the_budget_does_not_stay(compared):
+    search = search_that_found(FUSED, peak=1001)
+    prove(search)
+    assert search.tuning.recipe == FUSED
+
+
+def test_a_given_recipe_without_room_is_not_run(compared):
+    search = search_that_found(FUSED, peak=5000, together=5000)
+    prove(search)
+    assert compared.calls == [(None, FUSED)]
+    assert search.tuning.recipe == FUSED
+    assert (
+        "the given recipe was not measured: it is predicted to need 4.9 KiB"
+        in (search.tuning.notes[0])
+    )
+
+
+def test_16_bit_recipes_are_compared_in_float32_too(compared):
+    search = search_that_found(replace(FUSED, weights="bfloat16"))
+    prove(search)
+    assert len(search.tuning.checks) == 2
+    search = search_that_found(FUSED)
+    prove(search)
+    assert len(search.tuning.checks) == 1
+
+
+def test_a_measured_peak_over_the_budget_is_said(compared, monkeypatch):
+    search = search_that_found(FUSED)
+    search.tuning.budget_bytes = 99
+    prove(search)
+    assert "above the budget" in search.tuning.notes[0]
+
+
+def test_on_a_card_what_is_reserved_has_to_fit(pairs, monkeypatch):
+    monkeypatch.setattr(tuning_forecast, "local_card", lambda: find_gpu("t4"))
+    forecast = Forecast(pairs, torch.device("cuda"))
+    memory = forecast.memory(TINY)
+    assert forecast.peak_bytes(TINY) == memory.peak_reserved_bytes > memory.peak_allocated_bytes
+    both = forecast.together_bytes([TINY, replace(TINY, compile="default")])
+    assert both == memory.peak_reserved_bytes + memory.by_phase["before"]
+    assert len(forecast.memories) == 1
