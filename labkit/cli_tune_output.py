@@ -60,7 +60,7 @@ def row_words(row: "Row") -> dict[str, str]:
     """A candidate as a row of the table; what nobody knows yet is empty."""
     peak, seconds, ratio = row.predicted_peak_bytes, row.step_seconds, row.speed_to_leader
     status = f"{row.status}: {row.reason}" if row.reason else row.status
-    if row.report.get("compile"):
+    if (row.report.get("compile") or {}).get("graphs"):  # it did not find those of another one
         first = format_seconds(row.report["compile"]["first_step_seconds"])
         status += f"; first step {first}"
         if row.pays_after_steps is not None:

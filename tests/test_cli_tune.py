@@ -141,7 +141,7 @@ def rows():
     racing = Row("compile", recipe, "compile: [none]", 2**20, status="racing")
     racing.report = {
         "step_seconds": [0.5, 0.7, 0.6], "data_seconds": [0.0] * 3,
-        "compile": {"first_step_seconds": 40.0},
+        "compile": {"first_step_seconds": 40.0, "graphs": 1},
     }  # fmt: skip
     racing.speed_to_leader, racing.pays_after_steps = 1.0, 1234.5
     pruned = Row("compile", recipe, "weights", 2**31, status="pruned", reason="over the budget")
@@ -152,6 +152,9 @@ def test_a_row_in_words():
     racing, pruned = (list(row_words(row).values()) for row in rows())
     assert racing[2:5] == ["1.0 MiB", "600.0 ms", "1.00×"]
     assert racing[5] == "racing; first step 40.00 s, pays after 1,234"
+    shared = rows()[0]
+    shared.report["compile"]["graphs"] = 0
+    assert row_words(shared)["Status"] == "racing"
     assert pruned[2:] == ["2.00 GiB", "", "", "pruned: over the budget"]
 
 
