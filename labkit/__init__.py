@@ -34,10 +34,12 @@ _HOME = {
     "overview": ("plot_ladder",),
     "forecast_plots": ("plot_forecast", "plot_forecast_ladder"),
     "explorer_plots": ("plot_explorer",),
+    "lora_plots": ("plot_gradients", "plot_lora_costs", "plot_lora_quality"),
     "cells": ("show_source",),
     "notebook": ("open_ladder", "open_run"),
     "explorer": ("explore",),
     "exploration": ("open_explorer",),
+    "lora_choice": ("open_lora_choice",),
 }
 _MODULE_OF = {name: module for module, names in _HOME.items() for name in names}
 __all__ = list(_MODULE_OF)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from IPython.display import Code, Image, Markdown, display
 
-from labkit import captions, explorer_words, forecast_words
+from labkit import captions, explorer_words, forecast_words, lora_words
 from labkit.records import write_text
 
 DOTS_PER_INCH = 110
@@ -27,7 +27,7 @@ def show_bullets(lines: list[str]) -> None:
 def show_figure(plot: Callable, measured, folder: Path, slug: str) -> None:
     """Draw, save with its alternative text, and display a figure."""
     kind = plot.__name__.removeprefix("plot_")
-    modules = (captions, forecast_words, explorer_words)
+    modules = (captions, forecast_words, explorer_words, lora_words)
     describe = next(words for module in modules if (words := vars(module).get(f"alt_{kind}")))
     alt = describe(measured)
     axes = plot(measured)

@@ -11,6 +11,7 @@ from labkit.table import effect_words, headings, row_words, table_rows
 
 LADDER_NOTEBOOK = "90_ladder"  # reads the records of the others
 PLAN_NOTEBOOK = "09_plan_your_gpu"  # predicts, and leaves no record
+LORA_NOTEBOOK = "08_lora_choice"  # no step either: it compares many recipes with one
 
 
 def write_page(folder: Path) -> Path:
@@ -64,6 +65,8 @@ def page_contents(folder: Path) -> dict:
         ],
         "ladder_figures": _figures(folder, LADDER_NOTEBOOK),
         "ladder_notebook": _notebook(folder, LADDER_NOTEBOOK),
+        "lora_figures": _figures(folder, LORA_NOTEBOOK),
+        "lora_notebook": _notebook(folder, LORA_NOTEBOOK),
         "plan_figures": _figures(folder, PLAN_NOTEBOOK),
         "plan_notebook": _notebook(folder, PLAN_NOTEBOOK),
         "reference": next(iter(reference.values())).machine["name"] if reference else None,

@@ -1,8 +1,10 @@
 """Right answers to the notebooks' exercises, each worked out another way than the lab does."""
 
+import json
 from dataclasses import replace
 from math import prod
 
+from labkit.data import DATA_FOLDER
 from labkit.predict.prediction import predict
 from labkit.shapes import BatchShape
 
@@ -49,6 +51,20 @@ SOLUTIONS = {
 def ladder_product(course):
     ratios = [c.speed_ratio for c in course.comparisons.values() if c.before is not None]
     return prod(ratio for ratio in ratios if ratio is not None)
+
+
+def lora_parameters(targets, rank):
+    """Of qwen3-mini: rank × (inputs + outputs) of each layer, from the sizes of its config."""
+    config = json.loads((DATA_FOLDER / "model" / "config.json").read_text(encoding="utf-8"))
+    wide, hidden = config["hidden_size"], config["intermediate_size"]
+    query = config["num_attention_heads"] * config["head_dim"]
+    value = config["num_key_value_heads"] * config["head_dim"]
+    sizes = {
+        "q_proj": wide + query, "k_proj": wide + value, "v_proj": wide + value,
+        "o_proj": query + wide, "gate_proj": wide + hidden, "up_proj": wide + hidden,
+        "down_proj": hidden + wide,
+    }  # fmt: skip
+    return config["num_hidden_layers"] * rank * sum(sizes[target] for target in targets)
 
 
 def largest_batch_traced(setting):

@@ -15,6 +15,7 @@ precision model_source packing packed_model model trainable compiling
 rows data subsets synthetic tokenizer token_cache order tokens shapes paddings
 step memory trial measure pretrain_data pretrain
 quality adapter_files adapter checkpoint history schedule loop training
+gradients lora_candidates
 predict.gpus space predict.roofline predict.counting predict.attention
 predict.packed_attention predict.cuda predict.events predict.log predict.whereabouts
 predict.tracer predict.fake predict.trace
@@ -23,15 +24,16 @@ predict.stack predict.layers predict.polynomials predict.timeline predict.record
 predict.recipe_step predict.recipe_timeline predict.recipe_trace
 predict.prediction predict.recording predict.outlook predict.local_card
 predict.published_gpt2 predict.published_liger predict.published_steps predict.published
-waterfall captions forecast_words canvas plots padding_plots predicted_plots forecast_plots overview
+waterfall captions forecast_words lora_words lora_tables
+canvas plots padding_plots lora_plots predicted_plots forecast_plots overview
 explorer_setting explorer_answer explorer_words explorer_curve explorer_picture explorer_plots
 records table summary reference validation validation_words validator
 export
 budget race exactness tuning_space tuning_forecast
 tuning_record tuning_entrant tuning_search tuning_proof tuning
 job limits plan plan_words findings forecast_findings exercises
-run_folder forecast cells notebook explorer_measure explorer
-page exploration predicted_page execution progress resume runner
+run_folder forecast lora_trials cells notebook explorer_measure explorer
+page exploration lora_choice predicted_page execution progress resume runner
 cli_options cli_output cli_pretrain cli_data cli_plan_output cli_plan
 cli_train_output cli_train cli_tune_output cli_tune cli_predict cli_explore cli_validate cli __main__
 """

@@ -38,6 +38,8 @@ def folder(tmp_path, monkeypatch):
     (tmp_path / "figures" / "03_amp-peaks.png").write_bytes(b"image")
     (tmp_path / "figures" / "90_ladder-ladder.png").write_bytes(b"image")
     (tmp_path / "figures" / "09_plan_your_gpu-explorer.png").write_bytes(b"image")
+    (tmp_path / "figures" / "08_lora_choice-gradients.png").write_bytes(b"image")
+    (tmp_path / "08_lora_choice.html").write_text("notebook", encoding="utf-8")
     (tmp_path / "09_plan_your_gpu.html").write_text("notebook", encoding="utf-8")
     (tmp_path / "03_amp.html").write_text("notebook", encoding="utf-8")
     return tmp_path
@@ -52,7 +54,9 @@ def test_everything_that_the_page_refers_to_is_beside_it(folder):
     assert "figures/03_amp-peaks.png" in links.targets
     assert "figures/90_ladder-ladder.png" in links.targets
     assert "figures/09_plan_your_gpu-explorer.png" in links.targets
-    assert {"03_amp.html", "09_plan_your_gpu.html"} <= set(links.targets)
+    assert "figures/08_lora_choice-gradients.png" in links.targets
+    notebooks = {"03_amp.html", "08_lora_choice.html", "09_plan_your_gpu.html"}
+    assert notebooks <= set(links.targets)
     for target in links.targets:
         assert target[1:] in links.ids if target[0] == "#" else (folder / target).exists()
     assert not {"script", "link", "iframe"} & links.tags
@@ -84,6 +88,7 @@ def test_figures_have_their_alternative_text(folder):
     )
     assert sorted(Links(read(folder)).alts) == [
         'Bars "3" <4>',
+        "Figure of 08_lora_choice",
         "Figure of 09_plan_your_gpu",
         "Figure of 90_ladder",
     ]
