@@ -122,17 +122,20 @@ def train(
         writer = tensorboard_writer(folder) if tensorboard else None
         options = {"resume": resume, "device": device, "emulate": emulate}
         trained = _train(recipe, pairs, held, folder, schedule, writer, options)
+        threshold = trained.scores.best_threshold
         test_scores = trained.evaluate(tested) if tested else None
+        shifted = trained.evaluate(tested, threshold=threshold) if tested else None
         document = _document(trained, pairs, held, folder) | {
             "test": tested and tested.facts(),
             "test_scores": test_scores and test_scores.to_dict(),
+            "test_scores_at_best_threshold": shifted and shifted.to_dict(),
         }
         write_text(folder / "training.json", to_json(document) + "\n")
     if as_json:
         print_json(document)
         return
     scored = {held.name: trained.scores} | ({tested.name: test_scores} if tested else {})
-    show_training(trained, scored, document["notes"])
+    show_training(trained, scored, shifted, document["notes"])
 
 
 def _train(

@@ -148,16 +148,31 @@ def _write(writer, line: dict) -> None:
             writer.add_scalar(tag, line["scores"][name], line["step"])
 
 
-def show_training(trained: "Trained", scored: "dict[str, Scores]", notes: list[str]) -> None:
+def show_training(
+    trained: "Trained",
+    scored: "dict[str, Scores]",
+    shifted: "Scores | None",
+    notes: list[str],
+) -> None:
     """Scores beside those of always giving one answer, by class, and how it went.
 
     Args:
         scored: Scores by the name of the pairs that they are on.
+        shifted: Those on the test pairs, with the threshold best on the validation pairs.
     """
     for name, scores in scored.items():
         typer.echo(f"On {scores.pairs:,} pairs of {name}:")
         show_table(_overall(scores))
         show_table(_by_class(scores))
+    best = trained.scores
+    text = (
+        f"A pair counts as the same above a probability of {best.threshold:g}. Above "
+        f"{best.best_threshold:.3f}, which is best on the validation pairs, macro-F1 is "
+        f"{best.best_macro_f1:.4f} there (flattering, because chosen there)"
+    )
+    if shifted is not None:
+        text += f", and {shifted.macro_f1:.4f} on the test pairs"
+    typer.echo(text + ".")
     typer.echo(
         f"Best after {trained.best_step:,} of {trained.steps:,} steps ({trained.stopped}); "
         f"steps and evaluations took {trained.seconds:,.0f} s."

@@ -11,6 +11,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from sklearn.metrics import accuracy_score, average_precision_score
 from sklearn.metrics import precision_recall_fscore_support as class_scores
@@ -37,6 +38,8 @@ class Scores:
     """Scores on a set of pairs, and those of always answering the label that is more frequent.
 
     ``average_precision`` is None where no pair has label 1; ``loss`` is the mean over pairs.
+    A pair counts as the same if its probability is above ``threshold``. ``best_threshold`` is
+    the one that would have had the highest macro-F1 on these very pairs: use it on others.
     """
 
     pairs: int
@@ -48,6 +51,9 @@ class Scores:
     majority_accuracy: float
     majority_macro_f1: float
     seconds: float
+    threshold: float = 0.5
+    best_threshold: float = 0.5
+    best_macro_f1: float | None = None  # with best_threshold, on these pairs; flattering
 
     def to_dict(self) -> dict:
         """The scores as JSON values."""
@@ -75,6 +81,7 @@ def evaluate(
     *,
     batch_size: int | None = None,
     cache_folder: Path | None = None,
+    threshold: float = 0.5,
     progress: Callable[[str], None] = lambda text: None,
 ) -> Scores:
     """Score the model on every pair, once and in order, without disturbing its training.
@@ -85,6 +92,7 @@ def evaluate(
     Args:
         batch_size: Pairs computed at once; the recipe's if left out.
         cache_folder: Where a recipe with ``cached`` keeps token ids.
+        threshold: Probability above which a pair counts as the same.
         progress: Told after each batch how far it is.
 
     Raises:
@@ -108,12 +116,13 @@ def evaluate(
                 _check_finite(logits, pairs, done)
                 loss += functional.cross_entropy(logits, labels, reduction="sum").item()
                 probabilities.append(logits.softmax(dim=-1)[:, 1])
-                counts.update(zip(labels.tolist(), logits.argmax(-1).tolist(), strict=True))
+                answers = (probabilities[-1] > threshold).int()
+                counts.update(zip(labels.tolist(), answers.tolist(), strict=True))
                 done += len(labels)
                 progress(f"evaluated {done:,} of {len(pairs):,} pairs")
     finally:
         step.model.train(was_training)
-    return _scores(counts, torch.cat(probabilities), pairs.labels, loss, start)
+    return _scores(counts, torch.cat(probabilities), pairs.labels, loss, start, threshold)
 
 
 def _check_finite(logits: torch.Tensor, pairs: Pairs, done: int) -> None:
@@ -129,13 +138,19 @@ def _check_finite(logits: torch.Tensor, pairs: Pairs, done: int) -> None:
 
 
 def _scores(
-    counts: Counter, probabilities: torch.Tensor, labels: list[int], loss: float, start: float
+    counts: Counter,
+    probabilities: torch.Tensor,
+    labels: list[int],
+    loss: float,
+    start: float,
+    threshold: float,
 ) -> Scores:
     accuracy, classes = summarise(counts)
     majority = Counter({(label, max(LABELS, key=labels.count)): labels.count(label)
                         for label in LABELS})  # fmt: skip
     majority_accuracy, majority_classes = summarise(majority)
     precision = average_precision_score(labels, probabilities.numpy()) if 1 in labels else None
+    best_threshold, best_macro_f1 = find_threshold(labels, probabilities.numpy())
     return Scores(
         pairs=len(labels),
         accuracy=accuracy,
@@ -146,7 +161,36 @@ def _scores(
         majority_accuracy=majority_accuracy,
         majority_macro_f1=macro_f1(majority_classes),
         seconds=time.perf_counter() - start,
+        threshold=threshold,
+        best_threshold=best_threshold,
+        best_macro_f1=best_macro_f1,
     )
+
+
+def find_threshold(labels: Sequence[int], probabilities: np.ndarray) -> tuple[float, float]:
+    """The threshold with the highest macro-F1, and that macro-F1.
+
+    Where few pairs have one of the labels, a model may tell them apart well and still give none
+    of them more than half of the probability.
+
+    Args:
+        labels: (pairs,) 0 or 1.
+        probabilities: (pairs,) of label 1.
+    """
+    order = np.argsort(-probabilities, kind="stable")
+    truth, ranked = np.asarray(labels)[order], probabilities[order].astype(np.float64)
+    answered = np.arange(len(truth) + 1)  # how many of the highest count as the same
+    right = np.concatenate([[0], truth.cumsum()])  # and how many of those are
+    same = truth.sum()
+    f1_same = 2 * right / np.maximum(answered + same, 1)
+    rest = len(truth) - answered
+    f1_other = 2 * (rest - (same - right)) / np.maximum(rest + len(truth) - same, 1)
+    # a threshold lies between two different probabilities
+    bounds = np.concatenate([[1.0], (ranked[1:] + ranked[:-1]) / 2, [0.0]])
+    possible = np.concatenate([[True], ranked[1:] < ranked[:-1], [ranked[-1] > 0]])
+    scores = np.where(possible, (f1_same + f1_other) / 2, -1)
+    best = int(scores.argmax())
+    return float(bounds[best]), float(scores[best])
 
 
 def summarise(counts: Counter) -> tuple[float, dict[str, ClassScores]]:

@@ -2,12 +2,13 @@ import math
 from collections import Counter
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 from sklearn import metrics
 
 from labkit.data import DataError, Pairs
-from labkit.quality import Scores, evaluate, interval, macro_f1, summarise
+from labkit.quality import Scores, evaluate, find_threshold, interval, macro_f1, summarise
 from labkit.subsets import hold_out, sample
 from labkit.trainable import TrainingError
 
@@ -176,3 +177,36 @@ def test_a_share_that_leaves_a_side_empty_is_refused(share):
     few = Pairs(["a", "b"], ["c", "d"], [0, 1], "few.tsv", "0", [])
     with pytest.raises(DataError, match=r"(hold|held) out"):
         hold_out(few, share, seed=0)
+
+
+def test_the_best_threshold_is_that_of_trying_them_all():
+    draw = np.random.default_rng(0)
+    for _ in range(20):
+        labels = (draw.random(40) < 0.3).astype(int).tolist()
+        probabilities = np.round(draw.random(40) * 0.4 + 0.1 * np.array(labels), 2)
+        threshold, best = find_threshold(labels, probabilities.astype(np.float32))
+        tried = [
+            metrics.f1_score(
+                labels,
+                probabilities.astype(np.float32) > each,
+                average="macro",
+                zero_division=0,
+            )
+            for each in np.linspace(0, 1, 1001)
+        ]
+        assert best == pytest.approx(max(tried))
+        at = probabilities.astype(np.float32) > threshold
+        assert metrics.f1_score(labels, at, average="macro", zero_division=0) == pytest.approx(
+            best
+        )
+
+
+def test_a_threshold_shifts_what_counts_as_the_same(tiny_step, tokenizer, pairs):
+    step = tiny_step()
+    few = sample(pairs, 60, seed=0)
+    plain = evaluate(step, few, tokenizer)
+    best = evaluate(step, few, tokenizer, threshold=plain.best_threshold)
+    assert best.macro_f1 == pytest.approx(plain.best_macro_f1)
+    assert best.macro_f1 >= plain.macro_f1
+    assert (plain.threshold, best.threshold) == (0.5, plain.best_threshold)
+    assert best.average_precision == plain.average_precision
