@@ -5,9 +5,9 @@ each seed; the scores are those of the last step, on pairs that were not trained
 part asks how well a light validation, on a sample, stands for the full one.
 
 Usage, from the project's folder:
-    python bench/quality.py --out data/reference/MACHINE-quality.json
+    python bench/quality.py --out data/bench/MACHINE-quality.json
     python bench/quality.py --data train.tsv --validation dev.tsv --steps 1000 --seeds 3
-    python bench/quality.py --markdown data/reference/MACHINE-quality.json
+    python bench/quality.py --markdown data/bench/MACHINE-quality.json
 """
 
 import argparse

@@ -4,8 +4,8 @@ Every line is one recipe measured against another by ``labkit.measure.compare``:
 alone, times of steps that alternate. Minutes; nothing else should run meanwhile.
 
 Usage, from the project's folder:
-    python bench/switches.py --out data/reference/MACHINE-switches.json
-    python bench/switches.py --markdown data/reference/MACHINE-switches.json
+    python bench/switches.py --out data/bench/MACHINE-switches.json
+    python bench/switches.py --markdown data/bench/MACHINE-switches.json
 """
 
 import argparse

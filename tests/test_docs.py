@@ -1,5 +1,7 @@
 """What the pages of docs/ show is what the records say."""
 
+import importlib
+import json
 import re
 from pathlib import Path
 
@@ -20,7 +22,7 @@ PAGES = "\n".join(page.read_text(encoding="utf-8") for page in sorted(DOCS.glob(
 
 def block(name):
     """What stands between the two comments of that name."""
-    found = re.search(rf"<!-- {name}: .*? -->\n(.*?)<!-- end of {name} -->", PAGE, re.DOTALL)
+    found = re.search(rf"<!-- {name}: .*? -->\n(.*?)<!-- end of {name} -->", PAGES, re.DOTALL)
     assert found, f"no block {name}"
     return found[1]
 
@@ -32,6 +34,22 @@ def test_the_errors_are_those_of_the_kept_validations():
 
 def test_the_published_figures_are_compared_as_shown():
     assert block("published") == published_markdown(compare_published())
+
+
+@pytest.mark.parametrize("name", ["switches", "peers", "quality"])
+def test_tables_of_speed_are_those_of_the_kept_records(name, monkeypatch):
+    module = "peers_table" if name == "peers" else name
+    if name == "peers":
+        for package in ("accelerate", "sentence_transformers", "datasets"):
+            pytest.importorskip(package, reason="the peers: requirements-dev.txt")
+    monkeypatch.syspath_prepend(PROJECT / "bench")
+    markdown = importlib.import_module(module).markdown
+    kept = [
+        json.loads(path.read_text(encoding="utf-8"))
+        for path in sorted((PROJECT / "data" / "bench").glob(f"*-{name}.json"))
+    ]
+    assert kept
+    assert block(name).strip() == "\n".join(map(markdown, kept)).strip()
 
 
 def test_the_example_runs(tmp_path, monkeypatch):
