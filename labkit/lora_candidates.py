@@ -27,7 +27,7 @@ TARGETS = (("q_proj", "v_proj"), (*QKV, "o_proj"))
 RANKS = (2, 32)
 # The claims of "Qwen3-Embedding-0.6B提速秘籍", section 3: these layers, at this rank, because
 # the gradients of o_proj and gate_proj were so many times those of q_proj, k_proj and v_proj.
-ARTICLE_TARGETS, ARTICLE_RANK = (*QKV, "o_proj", "gate_proj"), 4
+ARTICLE_CHOICE = ((*QKV, "o_proj", "gate_proj"), 4)
 ARTICLE_ABOVE, ARTICLE_RATIO = ("o_proj", "gate_proj"), 1.7
 
 
@@ -102,7 +102,8 @@ def candidates(recipe: Recipe, kinds: Sequence[str], *, few: bool = False) -> di
         few: Only the first choice and all linear layers.
     """
     everywhere = replace(recipe, lora_targets=tuple(kinds))
-    article = replace(with_rank(recipe, ARTICLE_RANK), lora_targets=ARTICLE_TARGETS)
+    article_targets, article_rank = ARTICLE_CHOICE
+    article = replace(with_rank(recipe, article_rank), lora_targets=article_targets)
     found = [recipe, everywhere]
     if not few:
         others = [replace(recipe, lora_targets=targets) for targets in TARGETS]
@@ -161,11 +162,10 @@ def take_out_lora(model: torch.nn.Module) -> None:
                 parameter.zero_()
 
 
-def gain(choice: Choice, first: Choice) -> Interval:
-    """The difference in macro-F1 from the first choice, seed by seed, with its interval.
+def gain(scores: Sequence[float], others: Sequence[float]) -> Interval:
+    """By how much some scores are above others, seed by seed, with its interval.
 
     Seeds differ far more among each other than choices do: the head begins at random. Two
     choices with one seed begin with the same head and see the same pairs in the same order.
     """
-    pairs = zip(choice.macro_f1, first.macro_f1, strict=True)
-    return interval([here - there for here, there in pairs])
+    return interval([here - there for here, there in zip(scores, others, strict=True)])

@@ -10,9 +10,10 @@ from IPython.display import DisplayHandle, Markdown, display
 from labkit.captions import count_words
 from labkit.cells import show_bullets, show_figure
 from labkit.data import Pairs
-from labkit.exercises import UNANSWERED, Hint, judge
+from labkit.exercises import Hint
 from labkit.gradients import linear_layers, measure_gradients, ratio
 from labkit.lora_candidates import ARTICLE_ABOVE, QKV, Choice, LoraStudy, candidates, outline
+from labkit.lora_exercise import check_parameters
 from labkit.lora_tables import found_table, layers_table, predicted_table
 from labkit.lora_trials import (
     TINY,
@@ -32,7 +33,6 @@ from labkit.records import to_json, write_text
 from labkit.subsets import pairs_for_training, sample
 from labkit.trainable import trainable_parameters
 
-EXERCISE = {"lora_targets": ("gate_proj",), "lora_rank": 16}
 RECORD = "lora_choice.json"  # not named like a ladder step, whose records are of another kind
 
 
@@ -123,10 +123,12 @@ class LoraChoice:
 
     def show(self, plot: Callable) -> None:
         """Draw the study with one of labkit's plots, and keep the figure for the page."""
+        self._check_done()
         show_figure(plot, self.study, self.folder, LORA_NOTEBOOK)
 
     def say(self) -> None:
         """What was seen, as a table and in sentences filled from the study."""
+        self._check_done()
         sentences = findings(self.study)
         if self.guess_ratio is not None:
             found = ratio(self.study.norms, ARTICLE_ABOVE, QKV).mean
@@ -138,21 +140,9 @@ class LoraChoice:
         """Check the answer to the exercise."""
         display(Markdown(check_parameters(self.recipe, parameters)))
 
-
-def check_parameters(recipe: Recipe, answer: int | None) -> str:
-    """Say whether ``answer`` is what the exercise's recipe trains in LoRA matrices.
-
-    Raises:
-        WrongAnswer: It is not.
-    """
-    if answer is None:
-        return UNANSWERED
-    right = trainable_parameters(outline(replace(recipe, **EXERCISE)))["lora"]
-    hint = (
-        "From n inputs to m outputs, one matrix has n × rank parameters, the other rank × m, "
-        "in each layer of the model. The table of linear layers has the sizes."
-    )
-    return judge(answer, right, hint, tolerance=0)
+    def _check_done(self) -> None:
+        if not (self.study.norms and self.choices[0].macro_f1 and self.choices[0].report.ok):
+            raise Hint("Not everything is measured yet: run the cells under Run first.")
 
 
 def open_lora_choice(
@@ -163,7 +153,7 @@ def open_lora_choice(
     skip_bad: bool = False,
     gpu: str = "rtx-4090",
     model: str = "qwen3-mini",
-    training_steps: int = 12,
+    training_steps: int = 8,
     seeds: int = 5,
 ) -> LoraChoice:
     """Prepare the comparison, and show what will run where.

@@ -120,7 +120,7 @@ def _draw_map(ax: Axes, study: LoraStudy, measure: str) -> None:
 
 def _draw_gain(ax: Axes, row: int, choice: Choice, first: Choice) -> None:
     """Draw the difference from the first choice: each seed's, the mean, its interval."""
-    mean, low, high = gain(choice, first)
+    mean, low, high = gain(choice.macro_f1, first.macro_f1)
     seeds = [here - there for here, there in zip(choice.macro_f1, first.macro_f1, strict=True)]
     ax.plot(seeds, [row] * len(seeds), **RINGS)
     filled = "white" if low <= 0 <= high else ORANGE

@@ -1,12 +1,13 @@
 """The tables of notebook 08: the layers there are, the choices as predicted and as found."""
 
+from statistics import fmean
+
 from torch import nn
 
 from labkit.captions import verdict_words
 from labkit.gradients import linear_layers
 from labkit.lora_candidates import Choice, LoraStudy
-from labkit.lora_words import interval_words, measured_peak, speed
-from labkit.quality import interval
+from labkit.lora_words import measured_peak, speed
 from labkit.report import Comparison, format_bytes
 
 LAYERS = ("Linear layer", "Inputs", "Outputs", "Layers that have one")
@@ -56,7 +57,7 @@ def found_table(study: LoraStudy) -> str:
             _error(choice),
             format_bytes(measured_peak(choice.report)),
             speed(choice.comparison),
-            interval_words(interval(choice.macro_f1)) if choice.macro_f1 else "not trained",
+            f"{fmean(choice.macro_f1):.3f}" if choice.macro_f1 else "not trained",
         )
         for choice in study.choices
     ]

@@ -1,12 +1,19 @@
 """The words of notebook 08: sentences and alternative texts, all from one study."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from statistics import fmean
 
 from labkit.captions import peak_words, speed_words, why_missing
 from labkit.gradients import MEASURES, by_kind, ratio
-from labkit.lora_candidates import ARTICLE_ABOVE, ARTICLE_RATIO, QKV, Choice, LoraStudy, gain
-from labkit.quality import Interval, interval
+from labkit.lora_candidates import (
+    ARTICLE_ABOVE,
+    ARTICLE_CHOICE,
+    ARTICLE_RATIO,
+    QKV,
+    LoraStudy,
+    gain,
+)
+from labkit.quality import Interval
 from labkit.report import Comparison, Report, format_bytes
 
 MEASURE_NAMES = {
@@ -48,22 +55,22 @@ def article_words(study: LoraStudy) -> str:
     if missing := [kind for kind in (*ARTICLE_ABOVE, *QKV) if kind not in study.kinds]:
         return f"The article's ratio has no meaning here: there is no {', '.join(missing)}"
     found = {m: ratio(study.norms, ARTICLE_ABOVE, QKV, m) for m in MEASURES}
-    inside, outside = [], []
-    for measure, (_, low, high) in found.items():
-        can_be = low < ARTICLE_RATIO + 0.05 and high >= ARTICLE_RATIO - 0.05
-        (inside if can_be else outside).append(MEASURE_NAMES[measure])
+    inside = [
+        MEASURE_NAMES[measure]
+        for measure, (_, low, high) in found.items()
+        if low < ARTICLE_RATIO + 0.05 and high >= ARTICLE_RATIO - 0.05
+    ]
     words = "; ".join(f"{MEASURE_NAMES[m]} {interval_words(i, 2)}" for m, i in found.items())
-    verdict = f"inside the interval of: {', '.join(inside) or 'none'}"
-    verdict += f"; outside that of: {', '.join(outside)}" if outside else ""
+    verdict = f"in the interval of: {', '.join(inside)}" if inside else "in none of them"
     return (
         f"An article says that the gradients of {above} are {ARTICLE_RATIO} times those of "
-        f"{below}. Here, with the interval over batches: {words}. Its ratio lies {verdict}"
+        f"{below}. Here, with the interval over batches: {words}. That figure is {verdict}"
     )
 
 
-def difference_words(choice: Choice, first: Choice) -> str:
-    """Whether a choice scores differently from the first one, with the same seeds."""
-    found = gain(choice, first)
+def difference_words(scores: Sequence[float], others: Sequence[float]) -> str:
+    """Whether some scores differ from others that were made with the same seeds."""
+    found = gain(scores, others)
     if found.low > 0:
         verdict = "better"
     elif found.high < 0:
@@ -86,8 +93,7 @@ def _gradient_sentences(study: LoraStudy) -> Iterator[str]:
     yield article_words(study)
     if set(ARTICLE_ABOVE) | set(QKV) <= set(study.kinds):
         words = [
-            f"{kind} {interval_words(ratio(study.norms, [kind], QKV), 2)}"
-            for kind in ARTICLE_ABOVE
+            f"{k} {interval_words(ratio(study.norms, [k], QKV), 2)}" for k in ARTICLE_ABOVE
         ]
         yield f"One by one, whole gradients: {', '.join(words)}"
 
@@ -104,6 +110,8 @@ def _cost_sentences(study: LoraStudy) -> Iterator[str]:
             f"{choice.name}: {times:.2f} times the LoRA parameters of {first.name}, peak "
             f"{_than_first(peak_words(comparison))}, {speed(comparison)}"
         )
+        if (choice.recipe.lora_targets, choice.recipe.lora_rank) == ARTICLE_CHOICE:
+            yield f"The article says of {choice.name}: half the parameters, and faster"
 
 
 def _quality_sentences(study: LoraStudy) -> Iterator[str]:
@@ -111,22 +119,21 @@ def _quality_sentences(study: LoraStudy) -> Iterator[str]:
     seeds = len(first.macro_f1)
     yield (
         f"After {study.training_steps} steps, {seeds} seeds, {study.held_out:,} held-out "
-        f"pairs: {first.name} has macro-F1 {interval_words(interval(first.macro_f1))}"
+        f"pairs: {first.name} has macro-F1 {_mean_and_range(first.macro_f1)}"
     )
     for choice in others:
-        yield f"Macro-F1 of {choice.name} less that, seed by seed: " + difference_words(
-            choice, first
-        )
+        words = difference_words(choice.macro_f1, first.macro_f1)
+        yield f"Macro-F1 of {choice.name} less that, seed by seed: {words}"
     if len(others) > 1:
         yield (
             f"These are {len(others)} comparisons, each with an interval of 95 %: the more "
             "there are, the likelier one is found by chance"
         ).replace(" %", "\u00a0%")
     if study.without_lora:
+        words = difference_words(first.macro_f1, study.without_lora)
         yield (
-            f"With the LoRA matrices of {first.name} taken out and the trained head kept, "
-            f"macro-F1 is {fmean(study.without_lora):.3f} on average, with them "
-            f"{fmean(first.macro_f1):.3f}"
+            f"With its LoRA matrices taken out and the trained head kept, {first.name} has "
+            f"macro-F1 {_mean_and_range(study.without_lora)}. With them, seed by seed, {words}"
         )
 
 
@@ -135,7 +142,7 @@ def alt_gradients(study: LoraStudy) -> str:
     parts = []
     for measure in MEASURES:
         words = ", ".join(f"{k} {v:.2g}" for k, v in by_kind(study.norms, measure).items())
-        parts.append(f"{MEASURE_NAMES[measure]}, mean over layers: {words}")
+        parts.append(f"{MEASURE_NAMES[measure]}, the norm itself, mean over layers: {words}")
     return (
         "Three heat maps of gradient norms by kind and number of the layer, as multiples of "
         f"the mean of q, k and v, {provenance_words(study)}. {'. '.join(parts)}."
@@ -161,10 +168,14 @@ def alt_lora_quality(study: LoraStudy) -> str:
     for choice in study.choices:
         words = f"mean {fmean(choice.macro_f1):.3f}" if choice.macro_f1 else "not trained"
         if choice.macro_f1 and choice is not first:
-            words += f", {difference_words(choice, first)}"
+            words += f", {difference_words(choice.macro_f1, first.macro_f1)}"
         parts.append(f"{choice.name}: {words}")
     kind = "Points of macro-F1, one a seed, and of its differences from the first choice"
     return f"{kind}, {provenance_words(study)}. {'; '.join(parts)}."
+
+
+def _mean_and_range(scores: Sequence[float]) -> str:
+    return f"{fmean(scores):.3f} on average, {min(scores):.3f} to {max(scores):.3f} by seed"
 
 
 def measured_peak(report: Report) -> int | None:

@@ -31,7 +31,7 @@ records table summary reference validation validation_words validator
 export
 budget race exactness tuning_space tuning_forecast
 tuning_record tuning_entrant tuning_search tuning_proof tuning
-job limits plan plan_words findings forecast_findings exercises
+job limits plan plan_words findings forecast_findings exercises lora_exercise
 run_folder forecast lora_trials cells notebook explorer_measure explorer
 page exploration lora_choice predicted_page execution progress resume runner
 cli_options cli_output cli_pretrain cli_data cli_plan_output cli_plan

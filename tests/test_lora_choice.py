@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import replace
+from itertools import islice
 from math import sqrt
 
 import pytest
@@ -13,7 +14,7 @@ from solutions import lora_parameters
 from labkit.exercises import UNANSWERED, Hint, WrongAnswer
 from labkit.gradients import GradientNorm, by_kind, gradient_norms, linear_layers, ratio
 from labkit.lora_candidates import (
-    ARTICLE_TARGETS,
+    ARTICLE_CHOICE,
     Choice,
     LoraStudy,
     candidates,
@@ -22,7 +23,8 @@ from labkit.lora_candidates import (
     take_out_lora,
     with_rank,
 )
-from labkit.lora_choice import check_parameters, open_lora_choice
+from labkit.lora_choice import open_lora_choice
+from labkit.lora_exercise import check_parameters
 from labkit.lora_plots import multiples, plot_gradients, plot_lora_costs, plot_lora_quality
 from labkit.lora_tables import found_table, layers_table, predicted_table
 from labkit.lora_words import (
@@ -131,7 +133,8 @@ def test_choices_form_a_star():
     assert changed.count({"lora_rank", "lora_alpha"}) == 2
     assert {recipe.lora_alpha / recipe.lora_rank for recipe in found.values()} == {2}
     article = found["q k v o gate, rank 4"]
-    assert (article.lora_targets, article.lora_alpha) == (ARTICLE_TARGETS, 8)
+    assert (article.lora_targets, article.lora_rank) == ARTICLE_CHOICE
+    assert article.lora_alpha == 8
     assert list(candidates(MINI, KINDS, few=True)) == ["q k v, rank 8", "all linear, rank 8"]
 
 
@@ -166,8 +169,8 @@ def test_taking_out_lora_leaves_base_and_head(tiny_step, tiny_batches):
 def test_a_difference_is_claimed_only_if_its_interval_excludes_none(scores, words):
     study = make_study({"q v, rank 8": scores})
     first, choice = study.choices[:2]
-    assert words in difference_words(choice, first)
-    assert gain(choice, first).mean == pytest.approx(
+    assert words in difference_words(choice.macro_f1, first.macro_f1)
+    assert gain(choice.macro_f1, first.macro_f1).mean == pytest.approx(
         sum(scores) / 3 - sum(first.macro_f1) / 3, abs=1e-12
     )
     assert any(words in sentence for sentence in findings(study))
@@ -179,8 +182,8 @@ def test_the_articles_ratio_is_held_against_the_interval():
     for large, inside in (((1.7, 1.7), True), ((3.0, 3.0), False)):
         study.norms = rest + [norm(kind, *large) for kind in KINDS[3:5]]
         words = article_words(study)
-        assert ("inside the interval of: whole gradient" in words) == inside
-        assert ("outside that of: whole gradient" in words) != inside
+        assert ("is in the interval of: whole gradient, per entry" in words) == inside
+        assert ("is in none of them" in words) != inside
     study.kinds = KINDS[:4]
     assert "there is no gate_proj" in article_words(study)
 
@@ -262,8 +265,18 @@ def test_the_alternative_texts_say_what_is_drawn():
 
 
 @pytest.fixture
-def sitting(tmp_path):
-    return open_lora_choice(profile="tiny", run_folder=str(tmp_path), model="qwen3-tiny")
+def sitting(tmp_path, pairs):
+    """A sitting on a few pairs, so that tokenising them takes no time."""
+    data = tmp_path / "pairs.jsonl"
+    rows = zip(pairs.first, pairs.second, pairs.labels, strict=True)
+    lines = [
+        json.dumps(dict(zip(("sentence1", "sentence2", "label"), row, strict=True)))
+        for row in islice(rows, 80)
+    ]
+    data.write_text("\n".join(lines), encoding="utf-8")
+    return open_lora_choice(
+        profile="tiny", run_folder=str(tmp_path), data=str(data), model="qwen3-tiny"
+    )
 
 
 def test_wrong_layers_are_a_sentence_and_no_traceback(sitting, capsys):
@@ -273,6 +286,10 @@ def test_wrong_layers_are_a_sentence_and_no_traceback(sitting, capsys):
     assert said.count("Markdown") == 2  # shown, and nothing raised
     with pytest.raises(Hint, match="no choices yet"):
         sitting.measure()
+    with pytest.raises(Hint, match="no choices yet"):
+        sitting.train()
+    with pytest.raises(Hint, match="run the cells under Run first"):
+        sitting.say()
     with pytest.raises(Hint, match="A guess is a number"):
         sitting.guess("large")
 
