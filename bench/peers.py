@@ -67,6 +67,7 @@ TUNED = Recipe(
     padding="none",
     weights="bfloat16",
     last_token_only=True,
+    fast_dropout=True,
     cached=True,
     optimizer="adamw_fused",
     compile="default",

@@ -39,8 +39,8 @@ def recipes(base: Recipe) -> dict[str, Recipe]:
     """The ladder, and what is faster than it."""
     steps = ladder(base)
     fast = replace(
-        base, padding="none", weights="bfloat16", last_token_only=True, cached=True,
-        optimizer="adamw_fused",
+        base, padding="none", weights="bfloat16", last_token_only=True, fast_dropout=True,
+        cached=True, optimizer="adamw_fused",
     )  # fmt: skip
     return steps | {
         "fast": fast,

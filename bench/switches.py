@@ -40,7 +40,7 @@ def switches() -> list[tuple[Recipe, Recipe]]:
         (replace(FAST, optimizer="adamw"), FAST),
         (replace(FAST, cached=False), FAST),
         (replace(FAST, cached=False), replace(FAST, cached=False, num_workers=1)),
-        (FAST, replace(FAST, num_workers=1)),
+        (FAST, replace(FAST, fast_dropout=True)),
     ]
     if (os.cpu_count() or 1) > 1:
         pairs.append((replace(FAST, threads=1), FAST))

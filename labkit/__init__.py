@@ -14,8 +14,11 @@ os.environ.setdefault("KINETO_LOG_LEVEL", "99")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 # Threads that wait for each other spin by default. Where another process, or another guest of
 # the same host, takes one of the cores, they spin for its whole time slice: steps then last a
-# second at random. bench/wait_policy.py shows the difference on any machine.
-os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+# second at random. Those that sleep at once are slow, too: a step is hundreds of short loops.
+# So they spin for some microseconds. bench/wait_policy.py shows the difference on any machine.
+if "OMP_WAIT_POLICY" not in os.environ:
+    os.environ["OMP_WAIT_POLICY"] = "PASSIVE"
+    os.environ.setdefault("GOMP_SPINCOUNT", "1000")  # what GNU's library reads, not LLVM's
 # Progress bars are text under papermill and offline; that widgets are missing is no news.
 warnings.filterwarnings("ignore", "IProgress not found")
 

@@ -16,6 +16,7 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.pytorch_utils import Conv1D
 from transformers.utils import logging as transformers_logging
 
+from labkit.dropout import use_fast_dropout
 from labkit.hub import hub_reachable
 from labkit.model_source import ModelError, ModelSource
 from labkit.packed_model import ATTENTION, check_can_pack
@@ -114,6 +115,8 @@ def _add_lora(base: nn.Module, recipe: Recipe, name: str) -> nn.Module:
         # peft 0.21 asks transformers 5.24 for the old name of a flag on every wrap
         warnings.filterwarnings("ignore", "`is_gradient_checkpointing`", FutureWarning)
         model = get_peft_model(base, config)
+    if recipe.fast_dropout:
+        use_fast_dropout(model)
     for parameter_name, parameter in model.named_parameters():
         if parameter_kind(parameter_name) in ("lora", "head") and parameter.requires_grad:
             parameter.data = parameter.data.float()  # 16-bit steps are too small to add up

@@ -148,13 +148,15 @@ def _in_padded_rows(query, key, value, slots, places, starts, scaling) -> torch.
 
     Causal attention needs no mask for padding on the right: no token sees what comes after it.
     """
-    shared = len(query) - len(places)
-    options = {"scale": scaling, "enable_gqa": query.shape[1] != key.shape[1]}
-    rows = (query, key, value)
-    prefix = [x[:shared].transpose(0, 1)[None] for x in rows]  # (1, heads, P, D)
+    shared, kv_heads = len(query) - len(places), key.shape[1]
+    options = {"scale": scaling, "enable_gqa": query.shape[1] != kv_heads}
+    heads = [query.shape[1], kv_heads, kv_heads]
+    rows = torch.cat([query, key, value], dim=1)  # (N, all heads, D)
+    prefix = rows[:shared].transpose(0, 1)[None].split(heads, dim=1)  # (1, heads, P, D) each
+    folded = _Fold.apply(rows, torch.cat([group.flatten() for group in slots]), places)
     outs = []
-    for group in slots:
-        q, k, v = (_rows_of(x, group) for x in rows)  # (b, heads, T, D)
+    for rows, group in zip(folded.split([g.numel() for g in slots]), slots, strict=True):
+        q, k, v = rows.unflatten(0, group.shape).transpose(1, 2).split(heads, dim=1)
         seen = None
         if shared:
             k, v = (
@@ -167,16 +169,48 @@ def _in_padded_rows(query, key, value, slots, places, starts, scaling) -> torch.
             q, k, v, attn_mask=seen, is_causal=seen is None, **options
         )
         outs.append(out.transpose(1, 2).flatten(0, 1))
-    out = torch.cat(outs).index_select(0, places)
+    out = _Unfold.apply(torch.cat(outs), places)
     if shared:
         of_prefix = functional.scaled_dot_product_attention(*prefix, is_causal=True, **options)
         out = torch.cat([of_prefix[0].transpose(0, 1), out])
     return out
 
 
-def _rows_of(x: torch.Tensor, group: torch.Tensor) -> torch.Tensor:
-    """(b, heads, T, D): of (N, heads, D), the tokens of each pair of a group in a row."""
-    return x.index_select(0, group.flatten()).unflatten(0, group.shape).transpose(1, 2)
+class _Fold(torch.autograd.Function):
+    """Rows of a packed batch at each place of each pair.
+
+    Every token has one place, and what is computed of the other places is not used. So the
+    gradient is read where the token lies, which costs less than adding up all places.
+    """
+
+    @staticmethod
+    def forward(ctx, rows, slots, places):
+        ctx.save_for_backward(places)
+        ctx.shared = len(rows) - len(places)
+        return rows.index_select(0, slots)
+
+    @staticmethod
+    def backward(ctx, grad):
+        (places,) = ctx.saved_tensors
+        grad = grad.index_select(0, places)
+        if ctx.shared:  # the prefix is read otherwise
+            grad = torch.cat([grad.new_zeros(ctx.shared, *grad.shape[1:]), grad])
+        return grad, None, None
+
+
+class _Unfold(torch.autograd.Function):
+    """What lies at the places of the tokens; no other place gets a gradient."""
+
+    @staticmethod
+    def forward(ctx, folded, places):
+        ctx.save_for_backward(places)
+        ctx.count = len(folded)
+        return folded.index_select(0, places)
+
+    @staticmethod
+    def backward(ctx, grad):
+        (places,) = ctx.saved_tensors
+        return grad.new_zeros(ctx.count, *grad.shape[1:]).index_copy_(0, places, grad), None
 
 
 def narrow_last_layer(layer: nn.Module) -> None:

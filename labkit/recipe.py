@@ -88,6 +88,9 @@ class Recipe:
     lora_rank: int = _field(8, "Rank of the LoRA matrices.")
     lora_alpha: int = _field(16, "LoRA scale: the update is multiplied by alpha / rank.")
     lora_dropout: float = _field(0.15, "Dropout before each LoRA matrix.")
+    fast_dropout: bool = _field(
+        False, "Draw two of that dropout's decisions from each random number, on a CPU."
+    )
     lora_targets: tuple[str, ...] = _field(
         ("q_proj", "k_proj", "v_proj"), "Names of the linear layers that get LoRA matrices."
     )
@@ -116,6 +119,7 @@ class Recipe:
                 )
         for name in (
             "train_base", "cached", "last_token_only", "shared_prefix", "pin_memory",
+            "fast_dropout",
         ):  # fmt: skip
             if type(getattr(self, name)) is not bool:
                 raise RecipeError(f"{name} must be true or false, not {getattr(self, name)}.")

@@ -30,12 +30,14 @@ class Space:
         fixed: Its fields that stay as they are.
         half: The 16-bit format that the device computes in; empty where it has none.
         threads: Numbers of threads to try; 0 is what torch chooses.
+        fast_dropout: Whether random numbers are drawn one by one there, and dropout needs some.
     """
 
     given: Recipe
     fixed: frozenset[str] = frozenset()
     half: str = ""
     threads: tuple[int, ...] = (0,)
+    fast_dropout: bool = False
 
     def start(self) -> Recipe:
         """The given recipe without work that nobody needs, in one part."""
@@ -43,6 +45,8 @@ class Space:
             "train_base": False, "cached": True, "checkpoint_every": 0, "micro_batches": 1,
             "compile": "none",
         }  # fmt: skip
+        if self.fast_dropout:
+            wanted["fast_dropout"] = True
         return replace(self.given, **{n: v for n, v in wanted.items() if n not in self.fixed})
 
     def candidates(self, stage: str, best: Recipe, *, data_share: float = 1.0) -> list[Recipe]:
@@ -119,4 +123,6 @@ def space_on(device: torch.device, recipe: Recipe, fixed: Collection[str] = ()) 
     )
     cores = machine_facts("cpu")["cores"]
     more = device.type == "cpu" and cores != DEFAULT_THREADS
-    return Space(recipe, frozenset(fixed), half, (0, cores) if more else (recipe.threads,))
+    threads = (0, cores) if more else (recipe.threads,)
+    by_one = device.type == "cpu" and recipe.lora_dropout > 0
+    return Space(recipe, frozenset(fixed), half, threads, fast_dropout=by_one)

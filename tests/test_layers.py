@@ -11,7 +11,7 @@ PACKAGE = Path(labkit.__file__).parent
 LAYERS = """
 recipe report interruption
 machine hub
-precision model_source packing packed_model model trainable compiling
+precision model_source packing packed_model dropout model trainable compiling
 rows data subsets synthetic tokenizer token_cache order tokens shapes paddings
 step memory trial measure pretrain_data pretrain
 quality adapter_files adapter checkpoint history schedule loop training
@@ -35,7 +35,8 @@ job limits plan plan_words findings forecast_findings exercises lora_exercise
 run_folder forecast lora_trials cells notebook explorer_measure explorer
 page exploration lora_choice predicted_page execution progress resume runner
 cli_options cli_output cli_pretrain cli_data cli_plan_output cli_plan
-cli_train_output cli_train cli_tune_output cli_tune cli_predict cli_explore cli_validate cli __main__
+cli_train_output cli_train cli_tune_output cli_tune
+cli_predict cli_explore cli_validate cli __main__
 """
 ORDER = LAYERS.split()
 

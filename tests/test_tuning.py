@@ -263,7 +263,9 @@ def test_what_is_over_the_budget_does_not_race(pairs, known_bytes, known_times):
     known_times |= {("micro_batches", "1"): 0.1, ("micro_batches", "8"): 0.5}
     found = tune(TINY, pairs, fixed=NO_FORMATS, device="cpu", budget=450)
     rows = {(row.stage, row.change): row for row in found.rows}
-    assert found.rows[0].change == "to begin with, micro_batches: 1 → 2, cached: false → true"
+    assert found.rows[0].change == (
+        "to begin with, micro_batches: 1 → 2, cached: false → true, fast_dropout: false → true"
+    )
     too_large = rows["parts", "micro_batches: 2 → 1"]
     assert (too_large.status, too_large.predicted_peak_bytes) == ("pruned", 850)
     assert too_large.step_seconds is None

@@ -17,7 +17,7 @@ from unittest import mock
 import torch
 from torch.nn import functional
 
-from labkit import packed_model
+from labkit import dropout, packed_model
 from labkit.predict.attention import cuda_attention
 from labkit.predict.gpus import Gpu
 from labkit.predict.packed_attention import packed_attention_on, packed_kernel_on
@@ -46,6 +46,7 @@ def cuda_behaviour(gpu: Gpu) -> Iterator[None]:
         replace(torch.amp.GradScaler, "__init__", _for_cpu(torch.amp.GradScaler.__init__))
         replace(functional, "dropout", _dropout(functional.dropout))
         replace(functional, "scaled_dot_product_attention", cuda_attention(gpu))
+        replace(dropout, "draws_slowly", lambda x: False)
         replace(packed_model, "kernel_for", packed_kernel_on(gpu))
         replace(packed_model, "varlen_attn", packed_attention_on(gpu))
         for name in FLOAT32_UNDER_AUTOCAST:

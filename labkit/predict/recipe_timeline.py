@@ -19,7 +19,7 @@ from labkit.trainable import trainable_parameters
 # Fields that a timeline of padded batches does not depend on: they have their defaults in it.
 BESIDE_TIMELINES = (
     "group_window", "last_token_only", "instruction", "shared_prefix", "num_workers",
-    "prefetch_factor", "pin_memory", "threads",
+    "prefetch_factor", "pin_memory", "threads", "fast_dropout",
 )  # fmt: skip
 
 
