@@ -44,6 +44,7 @@ def machine_facts(device_type: str | None = None) -> dict:
         "cores": cores,
         "threads": torch.get_num_threads(),
         "wait_policy": os.environ.get("OMP_WAIT_POLICY", "default"),
+        "spin_count": os.environ.get("GOMP_SPINCOUNT", "default"),
         "memory_bytes": memory_bytes(),
         "device": device,
         "device_name": device_name,

@@ -1,6 +1,8 @@
 import json
+import os
 import platform
 import subprocess
+import sys
 
 import pytest
 
@@ -74,3 +76,21 @@ def test_a_missing_program_is_no_error():
 
 def test_a_package_that_is_not_installed_has_no_version():
     assert installed_version("no-such-package-anywhere") is None
+
+
+@pytest.mark.parametrize(
+    ("given", "policy", "spins"),
+    [({}, "PASSIVE", "1000"), ({"OMP_WAIT_POLICY": "ACTIVE"}, "ACTIVE", None)],
+)
+def test_threads_spin_briefly_unless_somebody_has_said_how_they_wait(given, policy, spins):
+    ours = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT")
+    clean = {name: value for name, value in os.environ.items() if name not in ours}
+    code = f"import json, os, labkit; print(json.dumps([os.environ.get(n) for n in {ours}]))"
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env=clean | given,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert json.loads(done.stdout) == [policy, spins]
