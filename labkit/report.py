@@ -148,13 +148,20 @@ class Comparison:
 
     @property
     def speed_ratios(self) -> list[float]:
-        """Of each pair of neighbouring timed steps: how many times faster ``after`` is."""
+        """Of each pair of neighbouring timed steps: how many times faster ``after`` is.
+
+        Where the two hold different pairs, as with lengths grouped, a step is as fast as it
+        gets through its real tokens.
+        """
         if self.before is None:
             return []
-        return [
-            b / a
-            for b, a in zip(self.before.step_seconds, self.after.step_seconds, strict=False)
-        ]
+        times = zip(self.before.step_seconds, self.after.step_seconds, strict=False)
+        ratios = [b / a for b, a in times]
+        before, after = self.before.real_tokens, self.after.real_tokens
+        if before == after or not len(before) == len(after) == len(ratios):
+            return ratios
+        tokens = zip(before, after, strict=True)
+        return [ratio * a / b for ratio, (b, a) in zip(ratios, tokens, strict=True)]
 
     @property
     def speed_ratio(self) -> float | None:

@@ -102,3 +102,11 @@ def test_a_comparison_survives_json():
 )
 def test_bytes_are_written_for_people(count, text):
     assert format_bytes(count) == text
+
+
+def test_steps_on_different_pairs_are_compared_by_their_tokens():
+    before = Report(Recipe(), step_seconds=[1.0, 1.0, 1.0], real_tokens=[100, 200, 300])
+    after = Report(Recipe(), step_seconds=[0.5, 1.0, 1.0], real_tokens=[100, 100, 600])
+    assert Comparison(after, before).speed_ratios == [2.0, 0.5, 2.0]
+    after.real_tokens = before.real_tokens
+    assert Comparison(after, before).speed_ratios == [2.0, 1.0, 1.0]
