@@ -51,6 +51,7 @@ def recipes(base: Recipe) -> dict[str, Recipe]:
 
 def trained(recipe: Recipe, pairs: Pairs, steps: int) -> tuple[TrainingStep, object]:
     """The step after so many updates, and its tokenizer."""
+    torch.compiler.reset()  # or the graphs of the last training count against this one
     device, tokenizer = torch.device(default_device()), load_tokenizer(recipe.model)
     step = build_step(
         recipe, find_model(recipe.model), choose_precision(recipe, device), device,
