@@ -49,7 +49,8 @@ def budget_bytes(budget: str | int | None, free: int) -> int:
     unit = found[2].upper() if found else None
     if unit != "%" and unit not in UNITS:
         raise BudgetError(_possible(text))
-    wanted = int(float(found[1]) * (free / 100 if unit == "%" else UNITS[unit]))
+    amount = float(found[1]) * (free / 100 if unit == "%" else UNITS[unit])
+    wanted = int(min(amount, 2**62))  # a float may be infinite
     if wanted < 1:
         raise BudgetError(_possible(text))
     if wanted > free:

@@ -104,9 +104,11 @@ def train(
         raise TrainCommandError("--name is below runs/train/, --out elsewhere: leave one out.")
     from labkit.data import read_pairs
     from labkit.machine import PROJECT
+    from labkit.model_source import find_model
     from labkit.records import to_json, write_text
     from labkit.run_folder import open_run_folder
     from labkit.subsets import pairs_for_training, shared_pairs
+    from labkit.tokenizer import load_tokenizer
     from labkit.training import Schedule
 
     schedule = Schedule(epochs, max_steps, evaluate_every, patience, light, checkpoint_steps)
@@ -116,6 +118,7 @@ def train(
     tested = read_pairs(test, skip_bad=skip_bad) if test else None
     if tensorboard:
         check_tensorboard()
+    load_tokenizer(find_model(recipe.model).name)  # before an earlier run is put aside
     runs = out.absolute().parent if out else PROJECT / "runs" / "train"
     own_name = out.name if out else name or profile
     with open_run_folder(runs, own_name, keep=resume, say=_say) as folder:

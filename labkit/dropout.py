@@ -39,7 +39,7 @@ def keep_mask(x: torch.Tensor, p: float) -> torch.Tensor:
     """A boolean for each element of ``x``: False with probability p, rounded to 1 / 2**16."""
     numbers = torch.randint(-(2**31), 2**31, ((x.numel() + 1) // 2,), dtype=torch.int32)
     halves = numbers.view(torch.int16)[: x.numel()].view(x.shape)
-    return halves >= round(p * LEVELS) - LEVELS // 2
+    return halves >= min(round(p * LEVELS), LEVELS - 1) - LEVELS // 2
 
 
 # Compiled, each number would be computed by itself and cost what is saved.

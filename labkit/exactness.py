@@ -6,6 +6,7 @@ Dropout is off: its masks follow the layout of a batch, so that two layouts draw
 import gc
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from itertools import islice
 from pathlib import Path
 
@@ -16,7 +17,7 @@ from labkit.data import Pairs
 from labkit.model_source import find_model
 from labkit.precision import choose_precision
 from labkit.recipe import Recipe
-from labkit.step import build_step
+from labkit.step import TrainingStep, build_step
 from labkit.tokens import batches, load_tokenizer
 
 STEPS = 3
@@ -97,6 +98,13 @@ def check_exact(
     )
 
 
+def _collect(step: TrainingStep, gradients: list[torch.Tensor], phase: str) -> None:
+    """Keep all gradients, in a row, before clipping can hide how large they are."""
+    if phase == "optimizer":
+        rows = [parameter.grad.detach().flatten().cpu() for parameter in step.trained]
+        gradients.append(torch.cat(rows) / step.scaler.get_scale())
+
+
 def _first_steps(
     recipe: Recipe, pairs: Pairs, device: torch.device, cache_folder: Path | None
 ) -> tuple[list[float], list[torch.Tensor]]:
@@ -112,9 +120,7 @@ def _first_steps(
         recipe, pairs, tokenizer, cache_folder=cache_folder, device_type=device.type
     )
     for batch in islice(stream, STEPS):
-        losses.append(step(batch.to(device)))
-        rows = [parameter.grad.detach().flatten().cpu() for parameter in step.trained]
-        gradients.append(torch.cat(rows))
+        losses.append(step(batch.to(device), mark=partial(_collect, step, gradients)))
     del step
     gc.collect()
     return losses, gradients

@@ -163,8 +163,13 @@ def find_model(name: str) -> ModelSource:
         ) from error
 
 
-def check_recipe_fits(source: ModelSource, recipe: Recipe, tokenizer_size: int) -> None:
+def check_recipe_fits(
+    source: ModelSource, recipe: Recipe, tokenizer_size: int, *, before: int = 0
+) -> None:
     """Refuse a model that cannot read what the recipe would give it.
+
+    Args:
+        before: Tokens of the instruction, which stand before each pair.
 
     Raises:
         ModelError: It has no vocabulary, too few positions, or too small a vocabulary.
@@ -174,9 +179,10 @@ def check_recipe_fits(source: ModelSource, recipe: Recipe, tokenizer_size: int) 
     if vocabulary is None:
         raise ModelError(f"model {source.name}: it has no vocabulary, so it reads no text.")
     positions = getattr(text_config, "max_position_embeddings", recipe.max_length)
-    if recipe.max_length > positions:
+    if recipe.max_length + before > positions:
+        instruction = f" and the instruction's {before} tokens are" if before else " is"
         raise ModelError(
-            f"model {source.name}: max_length {recipe.max_length} is more than its "
+            f"model {source.name}: max_length {recipe.max_length}{instruction} more than its "
             f"{positions} positions; lower max_length."
         )
     if tokenizer_size > vocabulary:

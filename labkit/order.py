@@ -36,6 +36,16 @@ def orders(recipe: Recipe, lengths: torch.Tensor) -> Iterator[torch.Tensor]:
             yield from (chosen[i] for i in torch.randperm(len(chosen), generator=draw))
 
 
+def leave_group(worker: int) -> None:
+    """Make a worker a session of its own, so that signals to the trainer's group pass it by.
+
+    A batch system tells the whole group to end, and the trainer still has a step and a
+    checkpoint to do. It ends its workers itself.
+    """
+    if hasattr(os, "setsid"):
+        os.setsid()
+
+
 def loader_options(recipe: Recipe, device_type: str) -> tuple[dict, list[str]]:
     """The recipe's loader settings as arguments of a DataLoader, and what was dropped and why.
 

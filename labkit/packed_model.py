@@ -46,7 +46,8 @@ def check_can_pack(base: nn.Module, name: str, *, last_token_only: bool) -> None
 
     Raises:
         ModelError: It reads more than its last token, its attention is not causal over all
-            earlier tokens, or nobody has looked at what its layers do after attention.
+            earlier tokens or has dropout, or nobody has looked at what its layers do after
+            attention.
     """
     config = base.config.get_text_config()
     kinds = set(getattr(config, "layer_types", None) or ["full_attention"])
@@ -56,10 +57,13 @@ def check_can_pack(base: nn.Module, name: str, *, last_token_only: bool) -> None
         or kinds != {"full_attention"}
         or (window is not None and getattr(config, "use_sliding_window", True))
         or not base._supports_attention_backend
+        or getattr(config, "is_causal", True) is False  # transformers then looks both ways
+        or getattr(config, "attention_dropout", 0)
     ):
         raise ModelError(
-            f"model {name}: padding none needs causal attention over all earlier tokens and a "
-            "head that reads the last one, as Qwen3's classifier has; use padding grouped."
+            f"model {name}: padding none needs causal attention over all earlier tokens, "
+            "without dropout, and a head that reads the last one, as Qwen3's classifier has; "
+            "use padding grouped."
         )
     if last_token_only and config.model_type not in NARROWED:
         raise ModelError(
@@ -79,7 +83,6 @@ def packed_attention(
     places: torch.Tensor,
     starts: torch.Tensor,
     scaling: float,
-    dropout: float = 0.0,
     **_,
 ) -> tuple[torch.Tensor, None]:
     """Causal attention within each pair of a packed batch, and to the prefix they share.

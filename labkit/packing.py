@@ -76,7 +76,8 @@ class PackedBatch:
             lengths = self.lengths[pairs]
             stop = start + sum(lengths)
             ids = torch.cat([row[:shared], row[start:stop]])
-            ends = self.ends[pairs] - start + shared
+            ends = self.ends[pairs]
+            ends = torch.where(ends < shared, ends, ends - start + shared)
             found.append(lay_out(ids, lengths, ends, self.labels[pairs], real_tokens=None))
             start = stop
         return found
@@ -101,9 +102,16 @@ def pack(
     rows = [torch.as_tensor(row, dtype=torch.int64) for row in rows]
     lengths = tuple(len(row) for row in rows)
     starts = accumulate(lengths, initial=len(prefix))
-    ends = [start + _last_other(row, pad_id) for start, row in zip(starts, rows, strict=False)]
+    whole = [torch.tensor(prefix, dtype=torch.int64), *rows]
+    ends = []
+    for start, row in zip(starts, rows, strict=False):
+        others = (row != pad_id).nonzero()
+        # a pair of nothing else is read at the prefix's last token, or at its own first
+        ends.append(
+            start + int(others[-1]) if len(others) else _fallback(prefix, start, pad_id)
+        )
     return lay_out(
-        torch.cat([torch.tensor(prefix, dtype=torch.int64), *rows]),
+        torch.cat(whole),
         lengths,
         torch.tensor(ends),
         torch.as_tensor(labels, dtype=torch.int64),
@@ -111,10 +119,10 @@ def pack(
     )
 
 
-def _last_other(row: torch.Tensor, pad_id: int) -> int:
-    """The last token that is not ``pad_id``; the first one if all are, as transformers does."""
-    others = (row != pad_id).nonzero()
-    return int(others[-1]) if len(others) else 0
+def _fallback(prefix: Sequence[int], start: int, pad_id: int) -> int:
+    """Where a pair of padding alone is read: as transformers reads it behind its prefix."""
+    others = [place for place, token in enumerate(prefix) if token != pad_id]
+    return others[-1] if others else (0 if prefix else start)
 
 
 def lay_out(

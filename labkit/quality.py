@@ -116,7 +116,7 @@ def evaluate(
                 _check_finite(logits, pairs, done)
                 loss += functional.cross_entropy(logits, labels, reduction="sum").item()
                 probabilities.append(logits.softmax(dim=-1)[:, 1])
-                answers = (probabilities[-1] > threshold).int()
+                answers = (probabilities[-1].double() > threshold).int()
                 counts.update(zip(labels.tolist(), answers.tolist(), strict=True))
                 done += len(labels)
                 progress(f"evaluated {done:,} of {len(pairs):,} pairs")

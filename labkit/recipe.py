@@ -10,6 +10,7 @@ from dataclasses import asdict, dataclass, field, fields, replace
 GEOMETRIES = ("qwen3-tiny", "qwen3-mini", "qwen3-small")
 EMBEDDING_MODELS = tuple(f"Qwen/Qwen3-Embedding-{size}" for size in ("0.6B", "4B", "8B"))
 
+LARGEST_SEED = 2**62  # torch takes 64 bits, and steps are counted on from the seed
 CHOICES = {
     "weights": ("float32", "bfloat16", "float16"),
     "autocast": ("none", "bfloat16", "float16"),
@@ -112,6 +113,8 @@ class Recipe:
                 raise RecipeError(
                     f"{name} must be a whole number, at least {smallest}, not {value!r}."
                 )
+        if self.seed >= LARGEST_SEED:
+            raise RecipeError(f"seed must be below {LARGEST_SEED:,}, not {self.seed}.")
         for name, allowed in CHOICES.items():
             if getattr(self, name) not in allowed:
                 raise RecipeError(

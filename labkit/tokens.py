@@ -9,7 +9,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset
 
 from labkit.data import DATA_FOLDER, DataError, Pairs
-from labkit.order import loader_options, orders
+from labkit.order import leave_group, loader_options, orders
 from labkit.packing import PackedBatch, pack
 from labkit.recipe import Recipe
 from labkit.token_cache import cached_tokens
@@ -209,7 +209,10 @@ def batches(
         return map(maker.__getitem__, chosen)
     # a generator of its own, or the loader would draw a number from that of dropout
     draw = torch.Generator().manual_seed(recipe.seed)
-    loader = DataLoader(maker, batch_size=None, sampler=chosen, generator=draw, **options)
+    loader = DataLoader(
+        maker, batch_size=None, sampler=chosen, generator=draw, worker_init_fn=leave_group,
+        **options,
+    )  # fmt: skip
     return iter(loader)
 
 

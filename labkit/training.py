@@ -22,7 +22,7 @@ from labkit.recipe import Recipe
 from labkit.schedule import Schedule
 from labkit.step import TrainingStep, build_step
 from labkit.subsets import sample
-from labkit.tokens import load_tokenizer
+from labkit.tokens import instruction_tokens, load_tokenizer
 
 __all__ = ["Interrupted", "Schedule", "Trained", "train"]
 
@@ -105,7 +105,8 @@ def train(
     folder = None if folder is None else Path(folder)
     schedule, source = schedule or Schedule(), source or find_model(recipe.model)
     place, tokenizer = usable_device(device or default_device()), load_tokenizer(recipe.model)
-    check_recipe_fits(source, recipe, len(tokenizer))
+    before = len(instruction_tokens(recipe, tokenizer))
+    check_recipe_fits(source, recipe, len(tokenizer), before=before)
     precision = choose_precision(recipe, place, emulate=emulate)
     looked_at = validation_pairs
     if schedule.light:

@@ -19,7 +19,7 @@ from labkit.recipe import Recipe
 from labkit.report import Report
 from labkit.shapes import shape_of
 from labkit.step import TrainingStep, build_step, count_layer_forwards
-from labkit.tokens import Batch, batches, load_tokenizer
+from labkit.tokens import Batch, batches, instruction_tokens, load_tokenizer
 from labkit.trainable import check_gradients, trainable_parameters
 
 COUNTED_PAIRS = 2  # enough to see how often a layer runs
@@ -53,7 +53,8 @@ class Trial:
         self.source = source or find_model(recipe.model)
         self.precision = choose_precision(recipe, device, emulate=emulate)
         self.tokenizer = load_tokenizer(recipe.model)
-        check_recipe_fits(self.source, recipe, len(self.tokenizer))
+        before = len(instruction_tokens(recipe, self.tokenizer))
+        check_recipe_fits(self.source, recipe, len(self.tokenizer), before=before)
         self.stream = lambda: batches(
             recipe, pairs, self.tokenizer, cache_folder=cache_folder, device_type=device.type
         )

@@ -29,7 +29,7 @@ def test_neighbours_that_share_a_random_number_are_independent():
         assert half == pytest.approx(0.7, abs=0.003)
 
 
-@pytest.mark.parametrize("p", [0.0, 1 / 2**16, 0.999])
+@pytest.mark.parametrize("p", [0.0, 1 / 2**16, 0.999, 0.999999])
 def test_extreme_probabilities_are_met(p):
     torch.manual_seed(0)
     zeros = (~keep_mask(torch.ones(3_000_001), p)).float().mean().item()

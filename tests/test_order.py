@@ -1,5 +1,6 @@
 """Which pairs share a batch, and who makes it."""
 
+import os
 from dataclasses import replace
 from itertools import islice, pairwise
 
@@ -88,3 +89,10 @@ def test_worker_processes_make_the_same_batches(padding, cached, pairs, tokenize
         for a, b in zip(one.tensors, other.tensors, strict=True):
             assert torch.equal(a, b)
     assert torch.equal(torch.get_rng_state(), drawn)  # dropout draws what it would without
+
+
+def test_a_worker_leaves_the_group_that_signals_are_sent_to(pairs, tokenizer):
+    stream = batches(replace(RECIPE, num_workers=1), pairs, tokenizer)
+    next(stream)
+    (worker,) = stream._workers
+    assert os.getpgid(worker.pid) == worker.pid != os.getpgid(0)

@@ -77,6 +77,9 @@ def test_a_prefix_stands_once_before_all_pairs():
 
 def test_the_head_reads_the_last_token_that_is_not_padding_as_transformers_does():
     assert pack([[5, 0, 0], [0, 0], [7]], [0, 0, 0], pad_id=0).ends.tolist() == [0, 3, 5]
+    shared = pack([[5, 0], [0, 0], [7]], [0, 0, 1], pad_id=0, prefix=[8, 9])
+    assert shared.ends.tolist() == [2, 1, 6]  # nothing but padding: the prefix's last token
+    assert [part.ends.tolist() for part in shared.split(3)] == [[2], [1], [2]]
 
 
 @pytest.mark.parametrize("prefix", [(), (1, 2)])
@@ -177,6 +180,8 @@ def test_each_architecture_that_is_narrowed_computes_the_same(model_type):
         (AutoConfig.for_model("bert", vocab_size=8192, hidden_size=32, num_hidden_layers=2,
                               num_attention_heads=2, intermediate_size=64),
          {"lora_targets": ("query",)}, "padding none needs causal attention"),
+        (tiny_config("qwen3", is_causal=False), {}, "padding none needs causal attention"),
+        (tiny_config("qwen3", attention_dropout=0.5), {}, "without dropout"),
         (tiny_config("gemma"), {"last_token_only": True}, "not for gemma; leave it out"),
     ],
 )  # fmt: skip

@@ -210,3 +210,11 @@ def test_a_threshold_shifts_what_counts_as_the_same(tiny_step, tokenizer, pairs)
     assert best.macro_f1 >= plain.macro_f1
     assert (plain.threshold, best.threshold) == (0.5, plain.best_threshold)
     assert best.average_precision == plain.average_precision
+
+
+def test_the_best_threshold_holds_between_neighbouring_float32_numbers():
+    below = np.nextafter(np.float32(1), np.float32(0))
+    probabilities = np.array([1.0, below, 0.2], dtype=np.float32)
+    threshold, best = find_threshold([1, 0, 0], probabilities)
+    assert best == 1.0
+    assert (torch.tensor(probabilities).double() > threshold).tolist() == [True, False, False]

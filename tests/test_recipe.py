@@ -100,3 +100,8 @@ def test_options_make_the_recipe_again():
     assert command_options(Recipe(), replace(Recipe(), train_base=True)) == ["--no-train-base"]
     names = {option for option in command_options(recipe) if option.startswith("--")}
     assert len(names) == len(fields(Recipe))
+
+
+def test_a_seed_that_torch_cannot_take_is_refused():
+    with pytest.raises(RecipeError, match="seed must be below"):
+        Recipe(seed=2**63)

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from labkit import tuning_forecast, tuning_proof, tuning_search
+from labkit import exactness, tuning_forecast, tuning_proof, tuning_search
 from labkit.budget import BudgetError, budget_bytes
 from labkit.compiling import CompilerMissing
 from labkit.exactness import Exactness, check_exact
@@ -17,7 +17,7 @@ from labkit.predict.gpus import find_gpu
 from labkit.race import ROUND_STEPS, race
 from labkit.recipe import Recipe, differences
 from labkit.report import Comparison, Memory, Report
-from labkit.step import TrainingStep
+from labkit.step import TrainingStep, build_step
 from labkit.trial import Trial
 from labkit.tuning import TuneError, tune
 from labkit.tuning_entrant import Entrant, if_it_pays
@@ -535,10 +535,25 @@ def test_a_given_recipe_without_room_is_not_run(compared):
     prove(search)
     assert compared.calls == [(None, FUSED)]
     assert search.tuning.recipe == FUSED
-    assert (
-        "the given recipe was not measured: it is predicted to need 4.9 KiB"
-        in (search.tuning.notes[0])
-    )
+    unchecked, unmeasured = search.tuning.notes
+    assert unchecked == "not checked: nothing that computes the same fits here"
+    assert "the given recipe was not measured: it is predicted to need 4.9 KiB" in unmeasured
+
+
+def test_gradients_of_another_size_are_not_the_same(pairs, monkeypatch):
+    built = []
+
+    def build(*args, **options):
+        step = build_step(*args, **options)
+        for parameter in step.trained if built else ():
+            parameter.register_hook(lambda gradient: 3 * gradient)  # clipping would hide it
+        built.append(step)
+        return step
+
+    monkeypatch.setattr(exactness, "build_step", build)
+    check = check_exact(TINY, replace(TINY, optimizer="adamw_fused"), pairs, CPU)
+    assert check.gradient_difference == pytest.approx(2, rel=1e-3)
+    assert not check.ok
 
 
 def test_16_bit_recipes_are_compared_in_float32_too(compared):

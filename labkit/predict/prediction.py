@@ -21,6 +21,7 @@ from labkit.recipe import Recipe
 from labkit.report import Report
 from labkit.shapes import BatchShape, worst_shape
 from labkit.tokenizer import load_tokenizer
+from labkit.tokens import instruction_tokens
 
 CPU = torch.device("cpu")
 
@@ -64,7 +65,8 @@ def predict(
     check_attention(recipe)
     source = source or find_model(recipe.model)
     tokenizer = load_tokenizer(recipe.model)
-    check_recipe_fits(source, recipe, len(tokenizer))
+    before = len(instruction_tokens(recipe, tokenizer))
+    check_recipe_fits(source, recipe, len(tokenizer), before=before)
     if shape is None:
         if pairs is None:
             raise PredictError("a prediction needs pairs, or the shape of a batch.")
