@@ -77,6 +77,8 @@ def measure(options: argparse.Namespace) -> dict:
         "light": light,
     }
     for name, recipe in recipes(base).items():
+        if options.only and name not in options.only:
+            continue
         kept[name] = []
         for seed in range(options.seeds):
             sys.stderr.write(f"{name}, seed {seed}\n")
@@ -150,6 +152,7 @@ def main() -> None:
     parser.add_argument("--validation", help="pairs to score on, or a share to hold out")
     parser.add_argument("--steps", type=int, default=40, help="updates of each training")
     parser.add_argument("--seeds", type=int, default=3, help="trainings of each recipe")
+    parser.add_argument("--only", nargs="+", help="these recipes, such as fast 00_baseline")
     parser.add_argument("--out", type=Path, help="where the record goes")
     parser.add_argument("--markdown", type=Path, metavar="RECORD", help="show a kept record")
     options = parser.parse_args()

@@ -36,7 +36,7 @@ def test_the_published_figures_are_compared_as_shown():
     assert block("published") == published_markdown(compare_published())
 
 
-@pytest.mark.parametrize("name", ["switches", "peers"])
+@pytest.mark.parametrize("name", ["switches", "peers", "quality"])
 def test_tables_of_speed_are_those_of_the_kept_records(name, monkeypatch):
     module = "peers_table" if name == "peers" else name
     if name == "peers":
