@@ -35,8 +35,8 @@ class BatchShape:
         object.__setattr__(self, "lengths", tuple(self.lengths))  # JSON makes a list of it
 
     def to_dict(self) -> dict:
-        """Plain values for the report."""
-        return asdict(self)
+        """Plain values for the report, as JSON gives them back."""
+        return asdict(self) | {"lengths": list(self.lengths)}
 
 
 def shape_of(batch: Batch | PackedBatch, why: str) -> BatchShape:
