@@ -179,7 +179,7 @@ def test_a_wrong_command_line_ends_with_2(arguments):
 @pytest.mark.parametrize(
     ("outcome", "exit_code"), [("ok", 0), ("error", 1), ("interrupted", 130)]
 )
-def test_run_shows_seven_rows_the_page_and_how_it_ended(
+def test_run_shows_eight_rows_the_page_and_how_it_ended(
     run_folder, monkeypatch, outcome, exit_code
 ):
     result = RunResult(
@@ -192,7 +192,7 @@ def test_run_shows_seven_rows_the_page_and_how_it_ended(
     assert f"Page: {result.page}" in answer.stdout
     document = json.loads(invoke("run", "--json").stdout)
     assert document["notebooks"][0]["outcome"] == outcome
-    assert len(document["rows"]) == 7
+    assert len(document["rows"]) == 8
 
 
 def test_report_renews_the_page(run_folder):
@@ -201,7 +201,7 @@ def test_report_renews_the_page(run_folder):
     assert "1.25× (1.25–1.25)" in answer.stdout
     assert (run_folder / "index.html").exists()
     assert invoke("report", run_folder, "--markdown").stdout.startswith("| Step | Change |")
-    assert len(json.loads(invoke("report", run_folder, "--json").stdout)["rows"]) == 7
+    assert len(json.loads(invoke("report", run_folder, "--json").stdout)["rows"]) == 8
 
 
 def test_report_keeps_a_reference(run_folder, monkeypatch, tmp_path_factory):

@@ -230,7 +230,7 @@ def measured(build):
     runner(None)
     gc.collect()
     nothing = torch.zeros(0)
-    batch = SimpleNamespace(input_ids=nothing, attention_mask=nothing, labels=nothing)
+    batch = SimpleNamespace(tensors=[nothing])
     return measure_memory(runner, batch)
 
 
