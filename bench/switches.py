@@ -92,6 +92,8 @@ def _cells(found: Comparison) -> list[str]:
         ", ".join(f"{name} `{getattr(report.recipe, name)}`" for name in changed)
         for report in (before, after)
     ]
+    if not (before.ok and after.ok):
+        return [*sides, str(after.recipe.batch_size), "not measured", "", ""]
     low, high = found.speed_ratio_spread
     unclear = "" if found.speed_change_is_clear else ", unclear"
     return [

@@ -14,6 +14,7 @@ from matplotlib.ticker import FuncFormatter, MaxNLocator
 from matplotlib.transforms import ScaledTranslation
 
 from labkit.captions import PHASE_NAMES
+from labkit.report import Comparison, Report, format_bytes
 
 
 def _style(color: str, hatch: str = "", hatch_color: str = "white") -> dict:
@@ -36,13 +37,15 @@ OWNER_STYLES = {
     "activations": _style("#56B4E9", "\\\\"),
     "temporaries": _style("#F0E442", "++", "#7A7000"),
 }
+POINT = "#D55E00"  # a ratio, or a difference, with its spread
 PHASE_STYLES = {
     "before": _style("#999999"),
     "forward": _style("#56B4E9", "//"),
     "backward": _style("#E69F00", "\\\\"),
     "optimizer": _style("#009E73", ".."),
 }
-GREY_PHASE_STYLES = {  # beside the colours of the owners
+GREY_POINT = "#D55E00"  # a ratio, or a difference, with its spread
+PHASE_STYLES = {  # beside the colours of the owners
     "before": _style("#D0D0D0"),
     "forward": _style("#B0B0B0", "//"),
     "backward": _style("#888888", "\\\\"),
@@ -157,6 +160,26 @@ def columns(ax: Axes) -> int:
     """How many characters of a title or a legend fit above or below an Axes."""
     inches = ax.get_position().width * ax.get_figure(root=True).get_figwidth()
     return max(20, round(inches * 13))
+
+
+def draw_peak(ax: Axes, row: float, report: Report, why_none: str, width: int) -> None:
+    """Draw a bar for a report's peak, or say in its row why there is none."""
+    if report.memory is None:
+        draw_row_gap(ax, row, why_none, width)
+        return
+    peak = report.memory.peak_allocated_bytes
+    bar = ax.barh(row, peak, 0.6, **BARS[1])
+    ax.bar_label(bar, [format_bytes(peak)], padding=3, fontsize=9)
+
+
+def draw_ratio(ax: Axes, row: float, comparison: Comparison, words: str) -> None:
+    """Draw a measured ratio of speeds, its quartiles as a bar; hollow where it is not clear."""
+    ratio = comparison.speed_ratio
+    low, high = comparison.speed_ratio_spread or (ratio, ratio)
+    filled = POINT if comparison.speed_change_is_clear else "white"
+    spread = [[ratio - low], [high - ratio]]
+    ax.errorbar(ratio, row, xerr=spread, fmt="D", color=POINT, capsize=4, mfc=filled)
+    write(ax, ratio, row - 0.3, words)
 
 
 def finish(ax: Axes, what: str, where: str, width: int | None = None) -> Axes:

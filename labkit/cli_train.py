@@ -126,8 +126,10 @@ def train(
         options = {"resume": resume, "device": device, "emulate": emulate}
         trained = _train(recipe, pairs, held, folder, schedule, writer, options)
         threshold = trained.scores.best_threshold
-        test_scores = trained.evaluate(tested) if tested else None
-        shifted = trained.evaluate(tested, threshold=threshold) if tested else None
+        test_scores = shifted = None
+        if tested:
+            answers = trained.answer(tested)
+            test_scores, shifted = answers.scores(), answers.scores(threshold)
         document = _document(trained, pairs, held, folder) | {
             "test": tested and tested.facts(),
             "test_scores": test_scores and test_scores.to_dict(),

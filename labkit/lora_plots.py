@@ -6,15 +6,24 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from labkit.canvas import BARS, columns, draw_row_gap, finish, scale_bytes, write
+from labkit.canvas import (
+    BARS,
+    POINT,
+    columns,
+    draw_peak,
+    draw_ratio,
+    draw_row_gap,
+    finish,
+    scale_bytes,
+    write,
+)  # fmt: skip
 from labkit.captions import STATUS_WORDS
 from labkit.gradients import MEASURES
 from labkit.lora_candidates import QKV, Choice, LoraStudy, gain
 from labkit.lora_words import MEASURE_NAMES, provenance_words
-from labkit.report import Comparison, format_bytes
+from labkit.report import Comparison
 
 WRITTEN_LAYERS = 8  # more columns are too narrow for a number in each
-ORANGE = "#D55E00"
 RINGS = {"marker": "o", "linestyle": "", "color": "#777777", "markerfacecolor": "none"}
 
 
@@ -55,7 +64,8 @@ def plot_lora_costs(study: LoraStudy) -> tuple[Axes, Axes, Axes]:
     for row, choice in enumerate(study.choices):
         bar = counts.barh(row, choice.lora_parameters / 1000, 0.6, **BARS[1])
         counts.bar_label(bar, [f"{choice.lora_parameters / 1000:,.0f}"], padding=3, fontsize=9)
-        _draw_peak(peaks, row, choice)
+        status = STATUS_WORDS[choice.report.status]
+        draw_peak(peaks, row, choice.report, status, 18)
         _draw_speed(speeds, row, choice.comparison)
     counts.set(xlim=(0, 1.5 * most / 1000), xlabel="LoRA parameters\n(thousands)")
     counts.set_yticks(range(len(study.choices)), [choice.name for choice in study.choices])
@@ -123,19 +133,9 @@ def _draw_gain(ax: Axes, row: int, choice: Choice, first: Choice) -> None:
     mean, low, high = gain(choice.macro_f1, first.macro_f1)
     seeds = [here - there for here, there in zip(choice.macro_f1, first.macro_f1, strict=True)]
     ax.plot(seeds, [row] * len(seeds), **RINGS)
-    filled = "white" if low <= 0 <= high else ORANGE
+    filled = "white" if low <= 0 <= high else POINT
     spread = [[mean - low], [high - mean]]
-    ax.errorbar(mean, row, xerr=spread, fmt="D", color=ORANGE, capsize=4, mfc=filled, zorder=3)
-
-
-def _draw_peak(ax: Axes, row: int, choice: Choice) -> None:
-    """Draw a bar for the peak of one choice."""
-    if choice.report.memory is None:
-        draw_row_gap(ax, row, STATUS_WORDS[choice.report.status], 18)
-        return
-    peak = choice.report.memory.peak_allocated_bytes
-    bar = ax.barh(row, peak, 0.6, **BARS[1])
-    ax.bar_label(bar, [format_bytes(peak)], padding=3, fontsize=9)
+    ax.errorbar(mean, row, xerr=spread, fmt="D", color=POINT, capsize=4, mfc=filled, zorder=3)
 
 
 def _draw_speed(ax: Axes, row: int, comparison: Comparison) -> None:
@@ -147,8 +147,4 @@ def _draw_speed(ax: Axes, row: int, comparison: Comparison) -> None:
     if ratio is None:
         draw_row_gap(ax, row, STATUS_WORDS[comparison.after.status], 18)
         return
-    low, high = comparison.speed_ratio_spread or (ratio, ratio)
-    filled = ORANGE if comparison.speed_change_is_clear else "white"
-    spread = [[ratio - low], [high - ratio]]
-    ax.errorbar(ratio, row, xerr=spread, fmt="D", color=ORANGE, capsize=4, mfc=filled)
-    write(ax, ratio, row - 0.32, f"{ratio:.2f}")
+    draw_ratio(ax, row, comparison, f"{ratio:.2f}")

@@ -3,9 +3,17 @@
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from labkit.canvas import BARS, columns, draw_row_gap, finish, scale_bytes, write
+from labkit.canvas import (
+    columns,
+    draw_peak,
+    draw_ratio,
+    draw_row_gap,
+    finish,
+    scale_bytes,
+    write,
+)
 from labkit.captions import provenance, speed_words, why_missing
-from labkit.report import Comparison, format_bytes
+from labkit.report import Comparison
 
 
 def plot_ladder(
@@ -22,7 +30,7 @@ def plot_ladder(
         axes = figure.subplots(1, 2, sharey=True)
     left, right = axes
     for row, comparison in enumerate(comparisons.values()):
-        _draw_peak(left, row, comparison)
+        draw_peak(left, row, comparison.after, why_missing(comparison.after), 32)
         _draw_ratio(right, row, comparison)
     reports = [comparison.after for comparison in comparisons.values()]
     peaks = [report.memory.peak_allocated_bytes for report in reports if report.memory]
@@ -40,16 +48,6 @@ def plot_ladder(
     return left, right
 
 
-def _draw_peak(ax: Axes, row: int, comparison: Comparison) -> None:
-    """Draw a bar for the peak of one step of the ladder."""
-    if comparison.after.memory is None:
-        draw_row_gap(ax, row, why_missing(comparison.after), 32)
-        return
-    peak = comparison.after.memory.peak_allocated_bytes
-    bar = ax.barh(row, peak, 0.6, **BARS[1])
-    ax.bar_label(bar, [format_bytes(peak)], padding=3, fontsize=9)
-
-
 def _draw_ratio(ax: Axes, row: int, comparison: Comparison) -> None:
     """Draw a point for the speed ratio of one step of the ladder, its quartiles as a bar."""
     ratio = comparison.speed_ratio
@@ -59,10 +57,4 @@ def _draw_ratio(ax: Axes, row: int, comparison: Comparison) -> None:
     if ratio is None:
         draw_row_gap(ax, row, speed_words(comparison), 32)
         return
-    first, third = comparison.speed_ratio_spread or (ratio, ratio)
-    quartiles = [[ratio - first], [third - ratio]]
-    filled = "#D55E00" if comparison.speed_change_is_clear else "white"
-    ax.errorbar(
-        ratio, row, xerr=quartiles, fmt="D", color="#D55E00", capsize=4, markerfacecolor=filled
-    )
-    write(ax, ratio, row - 0.3, f"{ratio:.2f} ×")
+    draw_ratio(ax, row, comparison, f"{ratio:.2f} ×")

@@ -11,9 +11,9 @@ from transformers.modeling_layers import GenericForSequenceClassification
 from transformers.modeling_outputs import SequenceClassifierOutput
 
 from labkit.model_source import ModelError
+from labkit.precision import HALF
 
 ATTENTION = "labkit_packed"  # its name among transformers' attention implementations
-HALF = (torch.float16, torch.bfloat16)
 NARROWED = ("llama", "mistral", "qwen2", "qwen3")  # whose layers do what narrow_last_layer does
 
 

@@ -13,6 +13,8 @@ import torch
 
 from labkit.recipe import Recipe
 
+HALF = (torch.float16, torch.bfloat16)
+
 
 @dataclass(frozen=True)
 class Precision:

@@ -1,7 +1,7 @@
 """How well a step's model tells pairs that ask the same from pairs that do not.
 
-Counts of a confusion matrix are summed over batches, and scores are computed once, from the
-sums: an F1 averaged over batches is another number (mxnet #9830).
+Scores are computed once, from the counts of all pairs: an F1 averaged over batches is another
+number (mxnet #9830).
 """
 
 import time
@@ -74,17 +74,61 @@ class Interval(NamedTuple):
     high: float
 
 
-def evaluate(
+@dataclass(frozen=True)
+class Answers:
+    """What a model says of some pairs: enough to score it at any threshold.
+
+    ``probabilities`` are (pairs,) float32, of label 1, on the CPU; ``loss`` is the mean.
+    """
+
+    labels: list[int]
+    probabilities: torch.Tensor
+    loss: float
+    seconds: float
+
+    def scores(self, threshold: float = 0.5) -> Scores:
+        """The scores where a pair counts as the same above this probability."""
+        answers = (self.probabilities.double() > threshold).int().tolist()
+        accuracy, classes = summarise(Counter(zip(self.labels, answers, strict=True)))
+        frequent = max(LABELS, key=self.labels.count)
+        majority_accuracy, majority_classes = summarise(
+            Counter((label, frequent) for label in self.labels)
+        )
+        probabilities, precision = self.probabilities.numpy(), None
+        if 1 in self.labels:
+            precision = float(average_precision_score(self.labels, probabilities))
+        best_threshold, best_macro_f1 = find_threshold(self.labels, probabilities)
+        return Scores(
+            pairs=len(self.labels),
+            accuracy=accuracy,
+            macro_f1=macro_f1(classes),
+            average_precision=precision,
+            loss=self.loss,
+            classes=classes,
+            majority_accuracy=majority_accuracy,
+            majority_macro_f1=macro_f1(majority_classes),
+            seconds=self.seconds,
+            threshold=threshold,
+            best_threshold=best_threshold,
+            best_macro_f1=best_macro_f1,
+        )
+
+
+def evaluate(step: TrainingStep, pairs: Pairs, tokenizer, **options) -> Scores:
+    """Score the model on every pair, as it answers; the options are those of ``answer``."""
+    return answer(step, pairs, tokenizer, **options).scores()
+
+
+def answer(
     step: TrainingStep,
     pairs: Pairs,
     tokenizer,
     *,
     batch_size: int | None = None,
     cache_folder: Path | None = None,
-    threshold: float = 0.5,
     progress: Callable[[str], None] = lambda text: None,
-) -> Scores:
-    """Score the model on every pair, once and in order, without disturbing its training.
+) -> Answers:
+    """Ask the model about every pair, once and in order, without disturbing its training.
 
     The model runs uncompiled, so that no graph is compiled for a shape seen only here. Of each
     pair, one float32 probability is kept, on the CPU.
@@ -92,7 +136,6 @@ def evaluate(
     Args:
         batch_size: Pairs computed at once; the recipe's if left out.
         cache_folder: Where a recipe with ``cached`` keeps token ids.
-        threshold: Probability above which a pair counts as the same.
         progress: Told after each batch how far it is.
 
     Raises:
@@ -103,7 +146,7 @@ def evaluate(
         raise DataError(f"{pairs.name} holds no pairs to evaluate on.")
     size = batch_size or step.recipe.batch_size
     start, was_training = time.perf_counter(), step.model.training
-    counts, probabilities, loss, done = Counter(), [], 0.0, 0
+    probabilities, loss, done = [], 0.0, 0
     step.model.eval()
     try:
         with torch.no_grad():
@@ -116,13 +159,12 @@ def evaluate(
                 _check_finite(logits, pairs, done)
                 loss += functional.cross_entropy(logits, labels, reduction="sum").item()
                 probabilities.append(logits.softmax(dim=-1)[:, 1])
-                answers = (probabilities[-1].double() > threshold).int()
-                counts.update(zip(labels.tolist(), answers.tolist(), strict=True))
                 done += len(labels)
                 progress(f"evaluated {done:,} of {len(pairs):,} pairs")
     finally:
         step.model.train(was_training)
-    return _scores(counts, torch.cat(probabilities), pairs.labels, loss, start, threshold)
+    seconds = time.perf_counter() - start
+    return Answers(pairs.labels, torch.cat(probabilities), loss / len(pairs), seconds)
 
 
 def _check_finite(logits: torch.Tensor, pairs: Pairs, done: int) -> None:
@@ -135,36 +177,6 @@ def _check_finite(logits: torch.Tensor, pairs: Pairs, done: int) -> None:
             f"{pairs.second[row][:20]!r}) are not finite; computing in float32, or a lower "
             "learning_rate, may help."
         )
-
-
-def _scores(
-    counts: Counter,
-    probabilities: torch.Tensor,
-    labels: list[int],
-    loss: float,
-    start: float,
-    threshold: float,
-) -> Scores:
-    accuracy, classes = summarise(counts)
-    majority = Counter({(label, max(LABELS, key=labels.count)): labels.count(label)
-                        for label in LABELS})  # fmt: skip
-    majority_accuracy, majority_classes = summarise(majority)
-    precision = average_precision_score(labels, probabilities.numpy()) if 1 in labels else None
-    best_threshold, best_macro_f1 = find_threshold(labels, probabilities.numpy())
-    return Scores(
-        pairs=len(labels),
-        accuracy=accuracy,
-        macro_f1=macro_f1(classes),
-        average_precision=None if precision is None else float(precision),
-        loss=loss / len(labels),
-        classes=classes,
-        majority_accuracy=majority_accuracy,
-        majority_macro_f1=macro_f1(majority_classes),
-        seconds=time.perf_counter() - start,
-        threshold=threshold,
-        best_threshold=best_threshold,
-        best_macro_f1=best_macro_f1,
-    )
 
 
 def find_threshold(labels: Sequence[int], probabilities: np.ndarray) -> tuple[float, float]:

@@ -17,7 +17,7 @@ from labkit.machine import default_device, installed_versions
 from labkit.measure import usable_device
 from labkit.model_source import ModelSource, check_recipe_fits, find_model
 from labkit.precision import choose_precision
-from labkit.quality import Scores, evaluate
+from labkit.quality import Answers, Scores, answer
 from labkit.recipe import Recipe
 from labkit.schedule import Schedule
 from labkit.step import TrainingStep, build_step
@@ -58,9 +58,13 @@ class Trained:
         """Of all steps and evaluations while training, those before a resumption too."""
         return sum(line.get("scores", line)["seconds"] for line in self.history)
 
+    def answer(self, pairs: Pairs, **options) -> Answers:
+        """What the best adapter says of other pairs; options as ``quality.answer``'s."""
+        return answer(self.step, pairs, self.tokenizer, **options)
+
     def evaluate(self, pairs: Pairs, **options) -> Scores:
-        """The scores of the best adapter on other pairs; options as ``quality.evaluate``'s."""
-        return evaluate(self.step, pairs, self.tokenizer, **options)
+        """The scores of the best adapter on other pairs; options as ``quality.answer``'s."""
+        return self.answer(pairs, **options).scores()
 
 
 def train(

@@ -8,7 +8,15 @@ import torch
 from sklearn import metrics
 
 from labkit.data import DataError, Pairs
-from labkit.quality import Scores, evaluate, find_threshold, interval, macro_f1, summarise
+from labkit.quality import (
+    Scores,
+    answer,
+    evaluate,
+    find_threshold,
+    interval,
+    macro_f1,
+    summarise,
+)
 from labkit.subsets import hold_out, sample
 from labkit.trainable import TrainingError
 
@@ -204,8 +212,9 @@ def test_the_best_threshold_is_that_of_trying_them_all():
 def test_a_threshold_shifts_what_counts_as_the_same(tiny_step, tokenizer, pairs):
     step = tiny_step()
     few = sample(pairs, 60, seed=0)
-    plain = evaluate(step, few, tokenizer)
-    best = evaluate(step, few, tokenizer, threshold=plain.best_threshold)
+    answers = answer(step, few, tokenizer)
+    plain = answers.scores()
+    best = answers.scores(plain.best_threshold)
     assert best.macro_f1 == pytest.approx(plain.best_macro_f1)
     assert best.macro_f1 >= plain.macro_f1
     assert (plain.threshold, best.threshold) == (0.5, plain.best_threshold)

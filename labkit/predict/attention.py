@@ -14,9 +14,9 @@ import math
 import torch
 from torch.nn import functional
 
+from labkit.precision import HALF
 from labkit.predict.gpus import GPUS, Gpu
 
-HALF = (torch.float16, torch.bfloat16)
 NARROW_HEAD = 192  # wider ones do not fit the shared memory of some cards
 
 

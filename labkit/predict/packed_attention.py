@@ -10,9 +10,9 @@ from collections.abc import Callable
 
 import torch
 
+from labkit.precision import HALF
 from labkit.predict.gpus import Gpu
 
-HALF = (torch.float16, torch.bfloat16)
 BLOCK = 128  # rows by which each row of queries is lengthened in backward
 
 
