@@ -14,7 +14,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
-from labkit.model import parameter_kind
+from labkit.model import trained_parameters
 from labkit.step import TrainingStep
 
 FORMAT = "labkit checkpoint 1"
@@ -53,23 +53,16 @@ class Progress:
 def trained_tensors(step: TrainingStep) -> Tensors:
     """Copies of the LoRA matrices and the head, on the CPU, by parameter name."""
     return {
-        name: parameter.detach().cpu().clone() for name, parameter in _trained(step).items()
+        name: parameter.detach().cpu().clone()
+        for name, parameter in trained_parameters(step.model).items()
     }
 
 
 def load_trained(step: TrainingStep, tensors: Tensors) -> None:
     """Put such copies back."""
     with torch.no_grad():
-        for name, parameter in _trained(step).items():
+        for name, parameter in trained_parameters(step.model).items():
             parameter.copy_(tensors[name])
-
-
-def _trained(step: TrainingStep) -> dict[str, torch.nn.Parameter]:
-    return {
-        name: parameter
-        for name, parameter in step.model.named_parameters()
-        if parameter_kind(name) in ("lora", "head") and parameter.requires_grad
-    }
 
 
 def save_checkpoint(

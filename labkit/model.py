@@ -117,9 +117,8 @@ def _add_lora(base: nn.Module, recipe: Recipe, name: str) -> nn.Module:
         model = get_peft_model(base, config)
     if recipe.fast_dropout:
         use_fast_dropout(model)
-    for parameter_name, parameter in model.named_parameters():
-        if parameter_kind(parameter_name) in ("lora", "head") and parameter.requires_grad:
-            parameter.data = parameter.data.float()  # 16-bit steps are too small to add up
+    for parameter in trained_parameters(model).values():
+        parameter.data = parameter.data.float()  # 16-bit steps are too small to add up
     for module in model.modules():
         if type(module).__name__ == "ModulesToSaveWrapper":
             module.register_forward_pre_hook(_to_head_dtype)
@@ -158,6 +157,15 @@ def parameter_kind(name: str) -> str:
     if ".modules_to_save." in name:
         return "head"
     return "unused" if ".original_module." in name else "base"
+
+
+def trained_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
+    """The LoRA matrices and the head that get an update, by name."""
+    return {
+        name: parameter
+        for name, parameter in model.named_parameters()
+        if parameter_kind(name) in ("lora", "head") and parameter.requires_grad
+    }
 
 
 def keep_base_gradients(model: nn.Module) -> None:

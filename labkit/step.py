@@ -4,7 +4,7 @@ This is the code that is measured. There is no other training code in the lab.
 """
 
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import torch
 from torch import nn
@@ -15,8 +15,8 @@ from labkit.model import (
     build_model,
     keep_base_gradients,
     layers,
-    parameter_kind,
     recompute_layers,
+    trained_parameters,
 )
 from labkit.model_source import ModelError, ModelSource
 from labkit.packed_model import PackedClassifier
@@ -24,8 +24,20 @@ from labkit.precision import Precision
 from labkit.recipe import Recipe
 from labkit.trainable import check_trainable
 
-DEFAULT_THREADS = torch.get_num_threads()  # as torch chose when the lab was imported
 MAX_GRADIENT_NORM = 1.0  # the default of transformers' TrainingArguments.max_grad_norm
+
+
+@contextlib.contextmanager
+def using_threads(count: int) -> Iterator[None]:
+    """Compute with so many threads of a CPU while the block runs; 0 leaves their number."""
+    before = torch.get_num_threads()
+    if count:
+        torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        if count:
+            torch.set_num_threads(before)
 
 
 class TrainingStep:
@@ -43,11 +55,7 @@ class TrainingStep:
         self, recipe: Recipe, model: nn.Module, precision: Precision, device: torch.device
     ) -> None:
         self.recipe, self.model, self.precision, self.device = recipe, model, precision, device
-        self.trained = [
-            parameter
-            for name, parameter in model.named_parameters()
-            if parameter_kind(name) in ("lora", "head") and parameter.requires_grad
-        ]
+        self.trained = list(trained_parameters(model).values())
         fused = recipe.optimizer == "adamw_fused" or None  # None: torch chooses
         self.optimizer = torch.optim.AdamW(self.trained, lr=recipe.learning_rate, fused=fused)
         self.scaler = torch.amp.GradScaler(
@@ -70,20 +78,19 @@ class TrainingStep:
         Returns:
             The mean loss over the batch's pairs.
         """
-        if self.device.type == "cpu":
-            torch.set_num_threads(self.recipe.threads or DEFAULT_THREADS)
-        self.optimizer.zero_grad(set_to_none=True)
-        total = torch.zeros((), device=self.device)
-        for part in batch.split(self.recipe.micro_batches):
-            mark("forward")
-            loss = self.loss(part, pairs=len(batch.labels))
-            mark("backward")
-            self.scaler.scale(loss).backward()
-            total += loss.detach()
-            del loss  # or the graph of this part is alive while the next one is built
-        mark("optimizer")
-        self.update()
-        return total.item()
+        with using_threads(self.recipe.threads):
+            self.optimizer.zero_grad(set_to_none=True)
+            total = torch.zeros((), device=self.device)
+            for part in batch.split(self.recipe.micro_batches):
+                mark("forward")
+                loss = self.loss(part, pairs=len(batch.labels))
+                mark("backward")
+                self.scaler.scale(loss).backward()
+                total += loss.detach()
+                del loss  # or the graph of this part is alive while the next one is built
+            mark("optimizer")
+            self.update()
+            return total.item()
 
     def loss(self, part, *, pairs: int, forward: Callable | None = None) -> torch.Tensor:
         """The part's share of the mean loss over ``pairs`` pairs, the whole window.

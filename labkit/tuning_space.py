@@ -14,7 +14,6 @@ from labkit.machine import machine_facts
 from labkit.precision import has_native
 from labkit.recipe import Recipe, RecipeError, differences
 from labkit.space import even_parts
-from labkit.step import DEFAULT_THREADS
 
 STAGES = ("padding", "precision", "optimizer and loader", "parts", "compile")
 WORTH_A_WORKER = 0.02  # share of a step that its batch takes to make
@@ -122,7 +121,7 @@ def space_on(device: torch.device, recipe: Recipe, fixed: Collection[str] = ()) 
         (n for n in ("bfloat16", "float16") if has_native(getattr(torch, n), device)), ""
     )
     cores = machine_facts("cpu")["cores"]
-    more = device.type == "cpu" and cores != DEFAULT_THREADS
+    more = device.type == "cpu" and cores != torch.get_num_threads()
     threads = (0, cores) if more else (recipe.threads,)
     by_one = device.type == "cpu" and recipe.lora_dropout > 0
     return Space(recipe, frozenset(fixed), half, threads, fast_dropout=by_one)

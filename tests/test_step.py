@@ -242,3 +242,12 @@ def test_two_steps_from_one_seed_are_equal(tiny_step):
     assert all(
         torch.equal(value, state[key]) for key, value in second.model.state_dict().items()
     )
+
+
+@pytest.mark.parametrize("threads", [0, 1])
+def test_a_step_uses_its_threads_and_leaves_those_of_others(threads, tiny_step, tiny_batches):
+    step, before, seen = tiny_step(threads=threads), torch.get_num_threads(), []
+    (batch,) = tiny_batches(1)
+    step(batch, mark=lambda phase: seen.append(torch.get_num_threads()))
+    assert set(seen) == {threads or before}
+    assert torch.get_num_threads() == before
