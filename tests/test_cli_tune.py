@@ -52,7 +52,8 @@ def test_a_tuned_recipe_is_written_read_back_and_measured(tmp_path):
         assert words in result.stdout
     tuned = Recipe.from_dict(json.loads(path.read_text(encoding="utf-8")))
     given = PROFILES["tiny"].recipe
-    assert replace(tuned, optimizer="adamw", cached=False) == given
+    changed = {"optimizer": "adamw", "cached": False, "fast_dropout": False}
+    assert replace(tuned, **changed) == given  # whichever of them the race has kept
     record = json.loads((tmp_path / "tuned recipe.record.json").read_text(encoding="utf-8"))
     assert record["format"] == "labkit tuning 1"
     assert record["recipe"] == tuned.to_dict()
