@@ -44,8 +44,7 @@ PHASE_STYLES = {
     "backward": _style("#E69F00", "\\\\"),
     "optimizer": _style("#009E73", ".."),
 }
-GREY_POINT = "#D55E00"  # a ratio, or a difference, with its spread
-PHASE_STYLES = {  # beside the colours of the owners
+GREY_PHASE_STYLES = {  # beside the colours of the owners
     "before": _style("#D0D0D0"),
     "forward": _style("#B0B0B0", "//"),
     "backward": _style("#888888", "\\\\"),
